@@ -1,0 +1,43 @@
+"""agenttrain: reinforcement-learning training for the LangGraph agents you already have.
+
+The map of the flow, each stage a package that takes and returns `records`:
+
+    graph.py ─ graph/ ─ capture/ ─ trajectory/ ─ reward/ ─ sample/ ─ trainer/ ─ promotion/
+               load      a Turn     turns to      verifiers  to       to an      better than
+               and gate  per call   token paths   and status Samples  update     the baseline?
+
+`rollout.py` puts the stages together for one task, `pool.py` runs many at once, `fit.py` is the whole run.
+`records.py` holds the nouns, `protocols.py` the roles others may play, `hookspecs.py` the plugin points.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agenttrain.errors import PolicyFailure
+    from agenttrain.markers import hookimpl
+    from agenttrain.records import Task
+    from agenttrain.trainable import Limits, current_task, trainable
+
+__version__ = "0.1.0"
+__all__ = ["Limits", "PolicyFailure", "Task", "current_task", "hookimpl", "trainable"]
+
+_homes = {
+    "Limits": "agenttrain.trainable",
+    "PolicyFailure": "agenttrain.errors",
+    "Task": "agenttrain.records",
+    "current_task": "agenttrain.trainable",
+    "hookimpl": "agenttrain.markers",
+    "trainable": "agenttrain.trainable",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from its module at first use (PEP 562)."""
+    if name not in _homes:
+        raise AttributeError(f"module 'agenttrain' has no attribute {name!r}. Public names: {', '.join(__all__)}.")
+    value = getattr(importlib.import_module(_homes[name]), name)
+    globals()[name] = value
+    return value

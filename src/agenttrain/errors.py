@@ -1,0 +1,87 @@
+"""Every error agenttrain raises.
+
+    AgenttrainError
+    ├── ConfigError          (ValueError)   a key, flag or value that can't be used
+    ├── GraphError           (TypeError)    graph.py holds no graph that can be run
+    │   ├── RoleError        (ValueError)   a model call nobody said who answers
+    │   └── EscapeError      (RuntimeError) a model call got past the gate while rollouts run
+    ├── TaskError            (ValueError)   a row of the task file
+    ├── ModelError           (ValueError)   the policy's folder, tokenizer or chat template
+    ├── PluginError          (LookupError)  a plugin that is missing, broken or misspelt
+    ├── CaptureError         (RuntimeError) a model call that could not be recorded whole
+    ├── RewardError          (RuntimeError) a verifier that raised or answered with no number
+    ├── SampleError          (ValueError)   ids, mask and log probabilities that don't fit
+    ├── EngineError          (RuntimeError) an engine that answers nothing
+    ├── TrainerError         (RuntimeError) an update that can't be made
+    └── RunError             (OSError)      the run folder: missing, unwritable, full, damaged
+    PolicyFailure            (Exception)    raised by a user's tool or verifier: the policy did wrong
+    RolloutStop              (BaseException) raised inside the graph to end a rollout; never leaves agenttrain
+
+A message says where and what, what was seen against what is accepted, and the next step. All are picklable.
+"""
+
+from __future__ import annotations
+
+
+class AgenttrainError(Exception):
+    """The root: catching it catches every error of ours, and nothing else."""
+
+
+class ConfigError(AgenttrainError, ValueError):
+    """A key, flag or value that can't be used."""
+
+
+class GraphError(AgenttrainError, TypeError):
+    """graph.py holds no graph that can be run."""
+
+
+class RoleError(GraphError, ValueError):
+    """A model call of which nobody said who answers it, or a selector that matches nothing."""
+
+
+class EscapeError(GraphError, RuntimeError):
+    """A model call got past the gate while rollouts run."""
+
+
+class TaskError(AgenttrainError, ValueError):
+    """A row of the task file that can't be used."""
+
+
+class ModelError(AgenttrainError, ValueError):
+    """The policy's folder, tokenizer or chat template can't be used."""
+
+
+class PluginError(AgenttrainError, LookupError):
+    """A plugin that is missing, broken or misspelt."""
+
+
+class CaptureError(AgenttrainError, RuntimeError):
+    """A model call that could not be recorded whole."""
+
+
+class RewardError(AgenttrainError, RuntimeError):
+    """A verifier that raised, hung, or answered with something that is no number."""
+
+
+class SampleError(AgenttrainError, ValueError):
+    """Ids, mask and log probabilities that don't fit together."""
+
+
+class EngineError(AgenttrainError, RuntimeError):
+    """An engine that answers nothing though there was room."""
+
+
+class TrainerError(AgenttrainError, RuntimeError):
+    """An update that can't be made."""
+
+
+class RunError(AgenttrainError, OSError):
+    """The run folder is missing, unwritable, full or damaged."""
+
+
+class PolicyFailure(Exception):
+    """Raise it in a tool or verifier when the policy itself did wrong: the rollout ends as policy_failure."""
+
+
+class RolloutStop(BaseException):
+    """Ends a rollout from inside the graph; a BaseException, so that an agent's `except Exception` lets it pass."""

@@ -1,0 +1,244 @@
+"""The roles others may play: Engine, Renderer, TurnStore, Verifier, Trainer.
+
+Each is a structural type. Built-ins and third parties come through the same door (`agenttrain.hookspecs`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from agenttrain.records import (
+    CallSite,
+    Generation,
+    Ids,
+    InvalidCall,
+    ModelCall,
+    ParsedCall,
+    Reply,
+    Role,
+    Rollout,
+    RolloutRequest,
+    RolloutResult,
+    RolloutSpec,
+    Sampling,
+    StepResult,
+    Task,
+    Turn,
+)
+
+if TYPE_CHECKING:
+    from agenttrain.config import Config
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Answers token ids for the policy. Thread-safe: any thread may call `generate`."""
+
+    name: str
+    max_length: int
+    """Positions a prompt and its response may take together."""
+    weight_version: int
+
+    def generate(self, prompt_ids: Ids, sampling: Sampling, *, session: str) -> Future[Generation]:
+        """Sample a response.
+
+        Args:
+            prompt_ids: [P], at least one id, P + sampling.max_tokens ≤ max_length.
+            session: the rollout's id; calls of one session may find their prefix cached.
+
+        Returns:
+            A future of the Generation. It fails with EngineError when the engine answers nothing.
+        """
+
+    def release(self, session: str) -> None:
+        """The rollout has ended: what is cached for it may go; its calls in flight end as aborted."""
+
+    def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
+        """Take new weights (Hugging Face name, tensor). Returns when the next token is sampled from them."""
+
+    def stats(self) -> Mapping[str, float]:
+        """Counters since the start: sampled_ids, prefilled_ids, cached_ids, decode_steps, decode_rows, busy_s."""
+
+    def close(self) -> None:
+        """End threads and free memory; calls in flight end as aborted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parsed:
+    """Sampled ids read back to a message."""
+
+    text: str
+    reasoning: str | None
+    tool_calls: tuple[ParsedCall, ...]
+    invalid_tool_calls: tuple[InvalidCall, ...]
+
+
+@runtime_checkable
+class Renderer(Protocol):
+    """Messages to token ids and back, for one tokenizer and template."""
+
+    identity: str
+    """Family and the hashes of tokenizer and template; equal exactly when ids mean the same."""
+    stop_ids: Ids
+
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> Ids:
+        """The prompt ids of a whole conversation, generation prompt included."""
+
+    def extend(
+        self,
+        prompt_ids: Ids,
+        response_ids: Ids,
+        new_messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+    ) -> Ids | None:
+        """prompt_ids + response_ids + the ids of the new messages and the generation prompt.
+
+        The first two stand unchanged at the front. None: this conversation can't be extended.
+        """
+
+    def parse(self, response_ids: Ids, tools: Sequence[Mapping[str, Any]], prompt_ids: Ids = ()) -> Parsed:
+        """Text, reasoning and tool calls of sampled ids."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens shown."""
+
+
+class Route(Protocol):
+    """What answers the model calls of one rollout: the gate asks it, `capture.recorder` is it."""
+
+    def role(self, site: CallSite) -> tuple[Role, str]:
+        """Who answers a call made there, and why.
+
+        Raises:
+            RoleError: a second model of which nothing was declared.
+        """
+
+    def answer(self, call: ModelCall) -> Reply:
+        """Answer a trained or frozen call; blocks.
+
+        Raises:
+            RolloutStop: a budget is spent, or the rollout was stopped; every later call raises it too.
+            EngineError: the engine answered nothing though there was room.
+        """
+
+    async def aanswer(self, call: ModelCall) -> Reply:
+        """The same without blocking the event loop."""
+
+    def auxiliary_began(self, call: ModelCall) -> str:
+        """The user's own model is about to answer; gives the turn's id."""
+
+    def auxiliary_ended(self, turn_id: str, error: BaseException | None) -> None:
+        """It answered, or failed."""
+
+
+class TurnStore(Protocol):
+    """Keeps every record, append-only."""
+
+    def put_intent(self, *, turn_id: str, rollout_id: str, started_at: float) -> None:
+        """A call is about to be made: seen even if its answer is lost."""
+
+    def put_turn(self, turn: Turn) -> None: ...
+
+    def put_result(self, result: RolloutResult) -> None:
+        """The rollout, its trajectories and reward; its turns were put before."""
+
+    def flush(self) -> None:
+        """Return when all that was put survives kill -9.
+
+        Raises:
+            RunError: the disk is full or gone; nothing before it is lost.
+        """
+
+    def close(self) -> None: ...
+
+
+Verifier = Callable[..., Any]
+"""Scores one rollout; arguments are passed by name: task, state, and LangSmith's inputs, outputs, reference_outputs."""
+
+
+RunRollouts = Callable[[Any, Sequence[RolloutRequest], "Callable[[RolloutResult], None] | None"], list[RolloutResult]]
+"""(engine, requests, on_done) -> results in the order of the requests, environment failures retried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineContext:
+    """What an engine factory gets."""
+
+    config: Config
+    model: str
+    """Folder of the policy."""
+    weights_from: Path | None = None
+    """Folder of weights that replace the model's, on resume or eval of a run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerContext:
+    """What a trainer factory gets."""
+
+    config: Config
+    spec: RolloutSpec
+    tasks: Sequence[Task]
+    """The training split, in file order."""
+    open_engine: Callable[[], Engine]
+    run_rollouts: RunRollouts
+    advantages: Callable[[Sequence[float]], list[float]] | None = None
+    """A registered advantage estimator [G] -> [G]; None: the trainer's own."""
+    on_update: Callable[[Sequence[RolloutResult], Mapping[str, float]], None] | None = None
+    """Called once per update with the groups that were trained and their metrics, for telemetry."""
+
+
+class Trainer(Protocol):
+    """Turns groups of samples into updates and publishes weights. It owns the loop and the engines that serve it."""
+
+    name: str
+    engine_name: str
+    n_parameters: int
+    weight_version: int
+
+    def evaluate(
+        self, requests: Sequence[RolloutRequest], on_done: Callable[[RolloutResult], None] | None = None
+    ) -> list[RolloutResult]:
+        """Roll out on the engines that serve training, at the weights of now."""
+
+    def steps(self) -> Iterator[StepResult]:
+        """Train, one result a step, from where it stands to `trainer.steps`."""
+
+    def save(self, folder: Path) -> None:
+        """Resumable state into an empty folder: weights, optimizer, schedule, seeds, data cursor."""
+
+    def restore(self, folder: Path) -> None:
+        """Go on from what `save` wrote."""
+
+    def export(self, folder: Path) -> None:
+        """The weights of now as a Hugging Face folder."""
+
+    def engine_stats(self) -> Mapping[str, float]: ...
+
+    def close(self) -> None: ...
+
+
+EngineFactory = Callable[[EngineContext], Engine]
+TrainerFactory = Callable[[TrainerContext], Trainer]
+AdvantageEstimator = Callable[[Sequence[float]], list[float]]
+"""[G] rewards of one group -> [G] advantages."""
+
+__all__ = [
+    "AdvantageEstimator",
+    "Engine",
+    "EngineContext",
+    "EngineFactory",
+    "Parsed",
+    "Renderer",
+    "Route",
+    "Rollout",
+    "RunRollouts",
+    "Trainer",
+    "TrainerContext",
+    "TrainerFactory",
+    "TurnStore",
+    "Verifier",
+]

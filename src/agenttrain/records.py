@@ -1,0 +1,419 @@
+"""The nouns, in the order of the flow: Task, ModelCall, Turn, Rollout, Trajectory, Reward, Sample.
+
+All are frozen. Token ids are tuples of int in the policy's vocabulary; log probabilities are natural logarithms.
+Lengths are checked where a record is made. None never means zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from agenttrain.errors import CaptureError, SampleError, TaskError
+
+RECORD_VERSION = 1
+"""Stored with every record; a reader refuses a higher one."""
+
+Ids = tuple[int, ...]
+Split = Literal["train", "held_out"]
+Role = Literal["trained", "frozen", "auxiliary"]
+Phase = Literal["baseline", "train", "held_out", "eval"]
+StopReason = Literal["stop", "length", "aborted"]
+Status = Literal[
+    "completed",
+    "truncated",
+    "budget_exhausted",
+    "policy_failure",
+    "environment_failure",
+    "aborted",
+    "incomplete",
+]
+BreakCause = Literal[
+    "first_turn",
+    "other_conversation",
+    "history_rewritten",
+    "tools_changed",
+    "parallel_sibling",
+    "retry",
+    "truncated_turn",
+    "template",
+]
+"""Why a turn began a new trajectory; `first_turn` is no break and is not counted as one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A row of work, and what scores it."""
+
+    id: str
+    """Unique in its file."""
+    input: Mapping[str, Any]
+    """The graph's input."""
+    reference: Any = None
+    """What a verifier compares with; the graph never sees it."""
+    split: Split = "train"
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Keys to slice reports by."""
+    context: Mapping[str, Any] | None = None
+    """LangGraph's runtime context for this task. None: the graph is run without one."""
+
+    def __post_init__(self) -> None:
+        if not self.id:
+            raise TaskError("A task has an empty id. Give each row its own id.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallSite:
+    """Where in the graph a model call was made; what roles and the tree of turns are decided by."""
+
+    node: str | None = None
+    """langgraph_node. None: outside of any node."""
+    step: int | None = None
+    """langgraph_step, the superstep from 1."""
+    task_id: str | None = None
+    """LangGraph's id of the node execution; differs between parallel siblings, equal over its retries."""
+    checkpoint_ns: str = ""
+    """`node:task_id|node:task_id`, outermost first."""
+    path: str = ""
+    """langgraph_path as text; tells Send siblings apart, the same in every run."""
+    attempt: int = 1
+    """node_attempt from 1; more than 1 is a retry."""
+    tags: tuple[str, ...] = ()
+    source: str | None = None
+    """lc_source of LangChain's own middleware, such as "summarization"."""
+    model_class: str = ""
+    model_name: str = ""
+    base_url: str = ""
+    thread: str = ""
+    """Name of the thread that called."""
+
+    @property
+    def model_identity(self) -> tuple[str, str, str]:
+        """Class, name and address: equal for one model whatever its settings."""
+        return (self.model_class, self.model_name, self.base_url)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCall:
+    """One call as the graph made it, in plain data; made by graph/, answered by capture/."""
+
+    messages: tuple[Mapping[str, Any], ...]
+    """OpenAI chat format: role, content (str), tool_calls [{id, type, function {name, arguments (dict)}}], tool_call_id, name."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """OpenAI function format."""
+    tool_choice: Any = None
+    """None, "auto", "none", "required", or {"type": "function", "function": {"name"}}."""
+    response_format: Any = None
+    max_tokens: int | None = None
+    """The user's own cap on this call. None: the budget decides."""
+    stop: tuple[str, ...] = ()
+    parallel_tool_calls: bool | None = None
+    site: CallSite = CallSite()
+    role: Role = "trained"
+    role_reason: str = ""
+    """Why this role: the selector, the detection or the default that decided."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedCall:
+    """A tool call read from sampled ids."""
+
+    id: str
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InvalidCall:
+    """An attempt at a tool call that can't be read, or that its tool's schema refuses."""
+
+    id: str
+    name: str | None
+    arguments: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What goes back to the graph for one ModelCall."""
+
+    call_id: str
+    """Id of the Turn."""
+    text: str
+    reasoning: str | None = None
+    tool_calls: tuple[ParsedCall, ...] = ()
+    invalid_tool_calls: tuple[InvalidCall, ...] = ()
+    stop_reason: StopReason = "stop"
+    n_prompt_ids: int = 0
+    n_response_ids: int = 0
+    n_cached_ids: int = 0
+    model: str = ""
+    """Name of the policy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How one turn is sampled."""
+
+    temperature: float
+    """0 is greedy."""
+    max_tokens: int
+    seed: int
+    """63 bits; with (seed, position) each token's randomness is fixed."""
+    stop_ids: Ids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """What an engine answers."""
+
+    token_ids: Ids
+    """[R] the sampled ids, the stop id included."""
+    logprobs: tuple[float, ...]
+    """[R] at the sampling temperature (at 1 for greedy)."""
+    weight_versions: tuple[int, ...]
+    """[R] of the weights that sampled each id."""
+    stop_reason: StopReason
+    n_cached_ids: int = 0
+    """Prompt ids that were already in the KV cache."""
+
+    def __post_init__(self) -> None:
+        if not len(self.token_ids) == len(self.logprobs) == len(self.weight_versions):
+            raise CaptureError(
+                f"An engine answered {len(self.token_ids)} ids with {len(self.logprobs)} log probabilities and "
+                f"{len(self.weight_versions)} weight versions. All three must have one length."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One model call: prompt ids, sampled ids, log probabilities. Auxiliary turns hold no ids."""
+
+    id: str
+    rollout_id: str
+    index: int
+    """From 0, in the order the calls began."""
+    role: Role
+    role_reason: str
+    site: CallSite
+    prompt_ids: Ids = ()
+    """[P] exactly what the engine saw."""
+    response_ids: Ids = ()
+    """[R] exactly what it sampled."""
+    response_logprobs: tuple[float, ...] = ()
+    """[R]"""
+    weight_versions: tuple[int, ...] = ()
+    """[R]"""
+    sampling: Sampling | None = None
+    """None for auxiliary turns."""
+    stop_reason: StopReason = "stop"
+    extends: str | None = None
+    """Id of the turn whose prompt and response this prompt extends. None: it began a trajectory."""
+    break_cause: BreakCause | None = None
+    """Why it extends nothing. None when it extends."""
+    n_tool_calls: int = 0
+    n_invalid_tool_calls: int = 0
+    parse_failed: bool = False
+    """The reply held a tool call that could not be read."""
+    renderer: str = ""
+    """Identity of tokenizer, template and family that made and read the ids."""
+    started_at: float = 0.0
+    """Unix seconds."""
+    ended_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not len(self.response_ids) == len(self.response_logprobs) == len(self.weight_versions):
+            raise CaptureError(
+                f"Turn {self.id} has {len(self.response_ids)} response_ids, {len(self.response_logprobs)} "
+                f"response_logprobs and {len(self.weight_versions)} weight_versions. All three must have one length."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardPart:
+    """One verifier's word on a rollout."""
+
+    name: str
+    score: float
+    weight: float = 1.0
+    comment: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reward:
+    """Score of a rollout, with its parts."""
+
+    score: float
+    """Sum of weight × score over the parts, plus `unfinished`."""
+    parts: tuple[RewardPart, ...]
+    unfinished: float = 0.0
+    """reward.unfinished where the rollout was cut, else 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutRequest:
+    """One rollout to make: who asks, on which task, with which seed."""
+
+    task: Task
+    phase: Phase
+    step: int = 0
+    """Training step from 1; 0 in evaluation."""
+    sibling: int = 0
+    """Place in the group, or the repeat in evaluation."""
+    attempt: int = 0
+    """From 0; more than 0 after an environment failure or a resume."""
+    temperature: float = 1.0
+    seed: int = 0
+    """The run's seed."""
+
+    @property
+    def rollout_id(self) -> str:
+        """Readable, unique in a run: phase, step, task, sibling and attempt."""
+        return f"{self.phase}-{self.step}-{self.task.id}-{self.sibling}-{self.attempt}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """One execution of the graph on one task, and how it ended."""
+
+    id: str
+    task_id: str
+    phase: Phase
+    step: int
+    sibling: int
+    attempt: int
+    status: Status
+    cause: str = ""
+    """What ended it, in words; empty when completed."""
+    reward: Reward | None = None
+    """None: the status gives none. Never 0 instead."""
+    success: bool = False
+    n_turns: int = 0
+    """Policy calls, trained and frozen."""
+    n_tool_calls: int = 0
+    n_invalid_tool_calls: int = 0
+    n_sampled_ids: int = 0
+    """Ids the policy sampled, trained and frozen."""
+    started_at: float = 0.0
+    ended_at: float = 0.0
+    trace_id: str = ""
+    """Hexadecimal; empty without a tracer."""
+    span_id: str = ""
+
+    @property
+    def seconds(self) -> float:
+        return self.ended_at - self.started_at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnSpan:
+    """Where the sampled ids of one turn lie in a trajectory's response."""
+
+    turn_id: str
+    start: int
+    end: int
+    """Half open, in positions of response_ids."""
+    trained: bool
+    """False: mask 0, for `reason`."""
+    reason: str = ""
+    """Empty when trained; else "frozen: …" or another cause."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """One root-to-leaf token path of a rollout."""
+
+    rollout_id: str
+    index: int
+    prompt_ids: Ids
+    """[P] context before the first sampled id that this trajectory owns."""
+    response_ids: Ids
+    """[T] sampled ids and the context between them."""
+    response_mask: tuple[int, ...]
+    """[T] 1 where a trained call sampled, 0 elsewhere."""
+    response_logprobs: tuple[float, ...]
+    """[T] 0.0 where the mask is 0."""
+    weight_versions: tuple[int, ...]
+    """[T] -1 where the mask is 0."""
+    spans: tuple[TurnSpan, ...]
+    break_cause: BreakCause
+    """Why this trajectory began."""
+
+    def __post_init__(self) -> None:
+        check_lengths(self, f"rollout {self.rollout_id}, trajectory {self.index}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """A trajectory with its reward: the fields of veRL's AgentLoopOutput, and where it came from."""
+
+    prompt_ids: Ids
+    response_ids: Ids
+    response_mask: tuple[int, ...]
+    response_logprobs: tuple[float, ...]
+    reward_score: float
+    num_turns: int
+    metrics: Mapping[str, float]
+    extra_fields: Mapping[str, Any]
+    """rollout_id, task_id, trajectory, group, min_global_steps, max_global_steps (ints), reward_extra_info, status."""
+
+    def __post_init__(self) -> None:
+        check_lengths(self, f"rollout {self.extra_fields.get('rollout_id')}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutResult:
+    """All that one rollout left: its record, turns, trajectories and samples."""
+
+    request: RolloutRequest
+    rollout: Rollout
+    turns: tuple[Turn, ...]
+    trajectories: tuple[Trajectory, ...]
+    samples: tuple[Sample, ...]
+    """Empty when the status may not be trained."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What a trainer says after one training step."""
+
+    step: int
+    """From 1."""
+    weight_version: int
+    """Of the weights that the step published."""
+    metrics: Mapping[str, float]
+    """Numbers of the step: reward, reward_std, groups, groups_trained, loss, grad_norm, learning_rate, logprob_gap_max …"""
+    trained_rollout_ids: tuple[str, ...]
+    dropped: Mapping[str, str]
+    """Rollout id to the reason it was not trained."""
+    samples: tuple[Sample, ...] = ()
+    """Exactly the samples that were handed to the loss."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutSpec:
+    """All that rebuilds "one task to samples" in another process; picklable."""
+
+    graph_file: str
+    attribute: str | None
+    config: Mapping[str, Any]
+    """The resolved configuration as plain tables."""
+    run_dir: str
+    model: str
+    """Folder of the policy's tokenizer and template."""
+    plugins: tuple[str, ...] = ()
+    trace_context: Mapping[str, str] = field(default_factory=dict)
+
+
+def check_lengths(record: Trajectory | Sample, where: str) -> None:
+    """Refuse a record whose per-token fields differ in length, or that has no response.
+
+    Raises:
+        SampleError: naming the field, both lengths and the place.
+    """
+    n = len(record.response_ids)
+    for name in ("response_mask", "response_logprobs", "weight_versions"):
+        values = getattr(record, name, None)
+        if values is not None and len(values) != n:
+            raise SampleError(f"{name} has {len(values)} entries for {n} response_ids ({where}).")

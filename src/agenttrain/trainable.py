@@ -1,0 +1,148 @@
+"""What a user writes over a graph: the decorator, its settings, and the task at hand inside tools.
+
+`trainable` notes settings beside an object and gives back that very object. It loads nothing and patches nothing.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from agenttrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from agenttrain.records import Task
+
+T = TypeVar("T")
+Selector = str | Callable[..., bool]
+VerifierFn = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one rollout may use before it ends as budget_exhausted. None leaves the configured value."""
+
+    turns: int | None = None
+    """Policy calls."""
+    tokens: int | None = None
+    """Sampled policy tokens over the whole rollout."""
+    seconds: float | None = None
+    """Wall-clock seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trainable:
+    """The settings that `@trainable` notes for one object."""
+
+    target: Any
+    """The decorated object: factory, compiled graph, StateGraph, entrypoint or context manager."""
+    file: str
+    """File of the module that decorates; its paths are relative to that file's folder."""
+    model: str | None = None
+    """Folder or hub id of the policy. None: given by --model or the configuration."""
+    tasks: str | None = None
+    """Task file, relative to `file`. None: given by the caller."""
+    verifiers: Mapping[str, tuple[VerifierFn, float]] = field(default_factory=dict)
+    """Name to (function, weight)."""
+    train: tuple[Selector, ...] = ()
+    frozen: tuple[Selector, ...] = ()
+    auxiliary: tuple[Selector, ...] = ()
+    limits: Limits = Limits()
+    allow_escapes: bool = False
+    """True counts model calls that get past the gate; False ends the run at the first."""
+
+
+_noted: dict[int, Trainable] = {}
+_current_task: contextvars.ContextVar[Task] = contextvars.ContextVar("agenttrain_task")
+
+
+def trainable(
+    target: T | None = None,
+    *,
+    model: str | None = None,
+    tasks: str | None = None,
+    verifier: VerifierFn | None = None,
+    verifiers: Mapping[str, tuple[VerifierFn, float]] | None = None,
+    train: Sequence[Selector] = (),
+    frozen: Sequence[Selector] = (),
+    auxiliary: Sequence[Selector] = (),
+    limits: Limits | None = None,
+    allow_escapes: bool = False,
+) -> Any:
+    """Note how an object is trained, and give back the very same object.
+
+    Args:
+        target: the graph, when called as `trainable(graph, …)`; left out when used as a decorator.
+        model: Hugging Face folder (relative to the file) or hub id of the policy.
+        tasks: tasks.jsonl, relative to the file.
+        verifier: scores a rollout: a bool, a number, or {"score": …, "comment": …}.
+        verifiers: several of them, name to (function, weight).
+        train, frozen, auxiliary: selectors of model calls, see `agenttrain.graph.roles`.
+        limits: what one rollout may use.
+        allow_escapes: count model calls that get past the gate instead of ending the run.
+
+    Raises:
+        ConfigError: both `verifier` and `verifiers`, or a selector given as one string.
+    """
+    if verifier is not None and verifiers is not None:
+        raise ConfigError("@trainable got verifier= and verifiers=. Keep one: verifiers={'name': (function, weight)}.")
+    for name, selectors in (("train", train), ("frozen", frozen), ("auxiliary", auxiliary)):
+        if isinstance(selectors, str):
+            raise ConfigError(f"@trainable got {name}={selectors!r}, a string. Write a list: {name}=[{selectors!r}].")
+    named = dict(verifiers or ({verifier_name(verifier): (verifier, 1.0)} if verifier else {}))
+
+    def note(obj: T) -> T:
+        _noted[id(obj)] = Trainable(
+            target=obj,
+            file=_caller_file(),
+            model=model,
+            tasks=tasks,
+            verifiers=named,
+            train=tuple(train),
+            frozen=tuple(frozen),
+            auxiliary=tuple(auxiliary),
+            limits=limits or Limits(),
+            allow_escapes=allow_escapes,
+        )
+        return obj
+
+    return note if target is None else note(target)
+
+
+def trainable_of(obj: object) -> Trainable | None:
+    """The settings noted for exactly this object, or None."""
+    noted = _noted.get(id(obj))
+    return noted if noted is not None and noted.target is obj else None
+
+
+def trainables_in(module: ModuleType) -> dict[str, Trainable]:
+    """Name to settings of the decorated objects of a module, in the order they stand there."""
+    return {name: noted for name, obj in vars(module).items() if (noted := trainable_of(obj)) is not None}
+
+
+def current_task() -> Task:
+    """The task of the rollout that runs this code; for use inside tools and nodes.
+
+    Raises:
+        LookupError: no rollout is running here.
+    """
+    return _current_task.get()
+
+
+def verifier_name(verifier: VerifierFn) -> str:
+    """The name a verifier goes by in reports: the function's own, else its class's."""
+    return str(getattr(verifier, "__name__", type(verifier).__name__))
+
+
+def _caller_file() -> str:
+    """File of the nearest frame outside of this module."""
+    import sys
+
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__") == __name__:
+        frame = frame.f_back
+    return str(Path(frame.f_globals.get("__file__") or frame.f_code.co_filename).resolve())
