@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -131,6 +132,16 @@ def current_task() -> Task:
         LookupError: no rollout is running here.
     """
     return _current_task.get()
+
+
+@contextmanager
+def current_task_is(task: Task) -> Iterator[None]:
+    """Make `current_task` give this task inside the block."""
+    token = _current_task.set(task)
+    try:
+        yield
+    finally:
+        _current_task.reset(token)
 
 
 def verifier_name(verifier: VerifierFn) -> str:

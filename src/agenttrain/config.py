@@ -1,0 +1,283 @@
+"""What users write: the tables of agenttrain.toml and `--set`, checked; and the only reader of the environment.
+
+Four layers, the later wins: defaults, the decorator, the file, the flags. A key nobody knows is an error with a
+suggestion, never ignored. A table named after a plugin is kept for that plugin, and its own `trainer` table
+replaces `trainer` keys when that plugin is the trainer or the engine.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from agenttrain.errors import ConfigError
+
+FILE_NAMES = ("agenttrain.toml", "pyproject.toml")
+
+
+class Table(BaseModel):
+    """A table of the configuration: unknown keys are refused, values can't change after the run began."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TrainerTable(Table):
+    name: str = "local"
+    algorithm: Literal["grpo"] = "grpo"
+    advantage: str = "group"
+    """Name of the advantage estimator: "group" centres and scales by the group's standard deviation."""
+    steps: int = Field(20, ge=1)
+    tasks_per_step: int = Field(16, ge=1)
+    group_size: int = Field(8, ge=2)
+    learning_rate: float = Field(1e-5, ge=0)
+    clip_low: float = Field(0.2, gt=0, lt=1)
+    clip_high: float = Field(0.28, gt=0)
+    loss: Literal["token-mean", "rollout-mean"] = "token-mean"
+    minibatches: int = Field(2, ge=1)
+    """Optimizer steps per training step; each sees its own part of the groups once."""
+    micro_batch_tokens: int = Field(16384, ge=1)
+    """Padded tokens of one forward and backward pass."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    warmup_steps: int = Field(2, ge=0)
+    final_learning_rate: float = Field(0.1, ge=0, le=1)
+    """Share of `learning_rate` left at the last step of the linear decay."""
+    weight_decay: float = Field(0.0, ge=0)
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.95, ge=0, lt=1)
+
+
+class EngineTable(Table):
+    name: str = "local"
+    concurrency: int = Field(256, ge=1)
+    """Rollouts in flight at once, each with a thread of its own."""
+
+
+class SamplingTable(Table):
+    temperature: float = Field(1.0, gt=0)
+
+
+class LimitsTable(Table):
+    turns: int = Field(16, ge=1)
+    tokens: int = Field(4096, ge=1)
+    seconds: float = Field(300.0, gt=0)
+    verifier_seconds: float = Field(60.0, gt=0)
+
+
+class RewardTable(Table):
+    unfinished: float = 0.0
+    """Added to the reward of a rollout that was truncated or ran out of budget."""
+
+
+class EvalTable(Table):
+    tasks: int | None = Field(None, ge=1)
+    """Held-out tasks evaluated, from the front of the file. None: all."""
+    repeats: int = Field(1, ge=1)
+    temperature: float = Field(0.0, ge=0)
+
+
+class CheckpointTable(Table):
+    every: int = Field(5, ge=1)
+    keep: int = Field(2, ge=1)
+
+
+class RunTable(Table):
+    deterministic: bool = False
+
+
+class RendererTable(Table):
+    family: str | None = None
+    """Family of the chat template; None: guessed from the tokenizer, and the guess is printed."""
+    history: Literal["keep", "template"] = "keep"
+
+
+class Config(Table):
+    """The resolved configuration of a run."""
+
+    model: str | None = None
+    tasks: str | None = None
+    seed: int = Field(0, ge=0, lt=2**63)
+    trainer: TrainerTable = TrainerTable()
+    engine: EngineTable = EngineTable()
+    sampling: SamplingTable = SamplingTable()
+    limits: LimitsTable = LimitsTable()
+    reward: RewardTable = RewardTable()
+    eval: EvalTable = EvalTable()
+    checkpoint: CheckpointTable = CheckpointTable()
+    run: RunTable = RunTable()
+    renderer: RendererTable = RendererTable()
+    plugins: dict[str, dict[str, Any]] = {}
+    """Tables of plugins, by name."""
+
+
+def resolve(*layers: tuple[str, Mapping[str, Any]], plugin_tables: Iterable[str] = ()) -> Config:
+    """Merge layers, the later wins, and check the result.
+
+    Args:
+        layers: (where it was written, nested tables), for the error messages.
+        plugin_tables: names of tables that plugins own.
+
+    Raises:
+        ConfigError: an unknown key, or a value of a wrong type or range; it names the layer that wrote it.
+    """
+    owned = set(plugin_tables)
+    merged: dict[str, Any] = {}
+    written: dict[str, str] = {}
+    for where, layer in layers:
+        _merge(merged, layer, where, written)
+    plugins = {name: merged.pop(name) for name in list(merged) if name in owned and name not in Config.model_fields}
+    _refuse_unknown(Config, merged, written, owned)
+    merged = _with_plugin_trainer(merged, plugins)
+    _refuse_unknown(Config, merged, written, owned)
+    try:
+        return Config(**merged, plugins=plugins)
+    except ValidationError as error:
+        raise ConfigError(_first_misfit(error, written)) from None
+
+
+def find_file(start: Path) -> Path | None:
+    """agenttrain.toml, else a pyproject.toml with [tool.agenttrain], in a folder or its parents."""
+    for folder in (start, *start.parents):
+        for name in FILE_NAMES:
+            path = folder / name
+            if path.is_file() and (name == "agenttrain.toml" or "agenttrain" in _parse(path).get("tool", {})):
+                return path
+    return None
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The tables of a configuration file; a relative `model` or `tasks` becomes absolute from its folder.
+
+    Raises:
+        ConfigError: the file is no TOML.
+    """
+    tables = _parse(path)
+    if path.name == "pyproject.toml":
+        tables = tables.get("tool", {}).get("agenttrain", {})
+    return anchored(tables, path.parent)
+
+
+def anchored(tables: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The same tables with `model` and `tasks` read relative to a folder; a hub id stays as it is."""
+    anchored_tables = dict(tables)
+    for key in ("model", "tasks"):
+        value = anchored_tables.get(key)
+        if isinstance(value, str) and (key == "tasks" or (folder / value).exists() or value.startswith(".")):
+            anchored_tables[key] = str((folder / value).resolve())
+    return anchored_tables
+
+
+def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
+    """`key.path=value` as nested tables; a value is TOML, else a plain string.
+
+    Raises:
+        ConfigError: an assignment without "=".
+
+    Example: ["trainer.steps=3", "model=base"] -> {"trainer": {"steps": 3}, "model": "base"}
+    """
+    tables: dict[str, Any] = {}
+    for assignment in assignments:
+        key, separator, text = assignment.partition("=")
+        if not separator or not key:
+            raise ConfigError(f"--set {assignment!r} has no key=value. Write for example --set trainer.steps=20.")
+        *parents, leaf = key.strip().split(".")
+        table = tables
+        for parent in parents:
+            table = table.setdefault(parent, {})
+        table[leaf] = _toml_value(text.strip())
+    return tables
+
+
+def environment(name: str) -> str | None:
+    """An environment variable, or None; nobody else reads the environment."""
+    return os.environ.get(name)
+
+
+def cache_folder() -> Path:
+    """The user's cache folder for agenttrain."""
+    return Path(environment("XDG_CACHE_HOME") or Path.home() / ".cache") / "agenttrain"
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} can't be read as TOML: {error}. Mend that line and start again.") from None
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _merge(into: dict[str, Any], layer: Mapping[str, Any], where: str, written: dict[str, str], path: str = "") -> None:
+    for key, value in layer.items():
+        name = f"{path}{key}"
+        if isinstance(value, Mapping):
+            table = into.setdefault(key, {})
+            if not isinstance(table, dict):
+                raise ConfigError(f"{name} in {where} is a table, and elsewhere a value. Write it one way.")
+            _merge(table, value, where, written, f"{name}.")
+        elif value is not None:
+            into[key] = value
+            written[name] = where
+
+
+def _with_plugin_trainer(merged: dict[str, Any], plugins: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """`[verl.trainer]` over `[trainer]` when verl is the trainer or the engine."""
+    chosen = [merged.get(table, {}).get("name", "local") for table in ("engine", "trainer")]
+    for name in chosen:
+        own = plugins.get(name, {}).get("trainer", {})
+        if own:
+            merged = {**merged, "trainer": {**merged.get("trainer", {}), **own}}
+    return merged
+
+
+def _refuse_unknown(
+    model: type[BaseModel], table: Mapping[str, Any], written: Mapping[str, str], owned: set[str], path: str = ""
+) -> None:
+    for key, value in table.items():
+        name = f"{path}{key}"
+        field = model.model_fields.get(key)
+        if field is None or name == "plugins":
+            known = [f"{path}{k}" for k in model.model_fields if k != "plugins"] + (sorted(owned) if not path else [])
+            raise ConfigError(_unknown(name, written, known))
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, Table):
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"{name} is {value!r}, and a table is expected, such as {name}.{_first_key(inner)}.")
+            _refuse_unknown(inner, value, written, owned, f"{name}.")
+
+
+def _first_key(model: type[BaseModel]) -> str:
+    return next(iter(model.model_fields))
+
+
+def _unknown(name: str, written: Mapping[str, str], known: list[str]) -> str:
+    where = next((place for key, place in written.items() if key == name or key.startswith(f"{name}.")), "the config")
+    close = difflib.get_close_matches(name, known + _all_keys(), n=1)
+    hint = f"Did you mean {close[0]!r}?" if close else f"Known here: {', '.join(known)}."
+    return f"{name!r} in {where} is no key of the configuration. {hint}"
+
+
+def _all_keys(model: type[BaseModel] = Config, path: str = "") -> list[str]:
+    keys = []
+    for key, field in model.model_fields.items():
+        inner = field.annotation
+        nested = isinstance(inner, type) and issubclass(inner, Table)
+        keys += _all_keys(inner, f"{path}{key}.") if nested else [f"{path}{key}"]  # type: ignore[arg-type]
+    return keys
+
+
+def _first_misfit(error: ValidationError, written: Mapping[str, str]) -> str:
+    first = error.errors()[0]
+    name = ".".join(str(part) for part in first["loc"])
+    where = written.get(name, "the configuration")
+    return f"{name} in {where} is {first['input']!r}: {first['msg'].lower()}. Change it there."

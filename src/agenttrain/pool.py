@@ -1,0 +1,169 @@
+"""Many rollouts at once: each in flight has a thread of its own, so that sync nodes, async nodes and blocking calls
+all batch in the engine.
+
+Requests go in, results come out in the order of the requests. An environment failure is tried again, at most twice;
+a graph that does not return is given up. Nothing here knows what a rollout does.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from agenttrain.protocols import Engine
+from agenttrain.records import RolloutRequest, RolloutResult
+
+MAX_RETRIES = 2
+GRACE_S = 10.0
+"""How long past its seconds a graph may take to come back before it is given up."""
+POLL_S = 0.5
+
+OnDone = Callable[[RolloutResult], None]
+
+
+class RunsRollouts(Protocol):
+    """What the pool calls; `rollout.Runner` is it."""
+
+    def run(self, request: RolloutRequest, engine: Engine | None) -> RolloutResult: ...
+
+    def abandon(self, rollout_id: str, cause: str) -> RolloutResult | None: ...
+
+    def stop_all(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _Job:
+    place: int
+    request: RolloutRequest
+    engine: Engine | None
+    done: queue.SimpleQueue[tuple[_Job, RolloutResult | BaseException]]
+    started: float | None = None
+    settled: bool = False
+    """Its result has been taken; a late one is thrown away."""
+    given_up: bool = False
+    """Its worker is stuck and has been replaced."""
+
+
+@dataclass(slots=True)
+class RolloutPool:
+    """Worker threads that last over many calls of `run`."""
+
+    runner: RunsRollouts
+    concurrency: int
+    seconds: float
+    """limits.seconds of one rollout."""
+    should_retry: Callable[[RolloutResult], bool]
+    _waiting: queue.SimpleQueue[_Job | None] = field(default_factory=queue.SimpleQueue)
+    _n_workers: int = 0
+
+    def run(
+        self, engine: Engine | None, requests: Sequence[RolloutRequest], on_done: OnDone | None = None
+    ) -> list[RolloutResult]:
+        """Make the rollouts; blocks until all have ended.
+
+        Args:
+            on_done: called in this thread with every result, those that are tried again included.
+
+        Returns:
+            [len(requests)] the last attempt of each, in the order of the requests.
+
+        Raises:
+            AgenttrainError: what ended the run, such as an escaped call; rollouts under way are cut off.
+            KeyboardInterrupt: the same.
+        """
+        self._hire(min(self.concurrency, len(requests)))
+        done: queue.SimpleQueue[tuple[_Job, RolloutResult | BaseException]] = queue.SimpleQueue()
+        open_jobs = {
+            place: self._start(_Job(place=place, request=request, engine=engine, done=done))
+            for place, request in enumerate(requests)
+        }
+        results: dict[int, RolloutResult] = {}
+        try:
+            while open_jobs:
+                for job, result in self._next(done, open_jobs):
+                    if on_done is not None:
+                        on_done(result)
+                    if self.should_retry(result) and job.request.attempt < MAX_RETRIES:
+                        again = replace(job.request, attempt=job.request.attempt + 1)
+                        open_jobs[job.place] = self._start(_Job(place=job.place, request=again, engine=engine, done=done))
+                    else:
+                        results[job.place] = result
+                        del open_jobs[job.place]
+        except BaseException:
+            self._cut_off(open_jobs)
+            raise
+        return [results[place] for place in range(len(requests))]
+
+    def close(self) -> None:
+        """Send the idle workers home; one that is stuck in a graph stays behind as a daemon."""
+        for _ in range(self._n_workers):
+            self._waiting.put(None)
+        self._n_workers = 0
+
+    def _start(self, job: _Job) -> _Job:
+        self._waiting.put(job)
+        return job
+
+    def _next(
+        self, done: queue.SimpleQueue[tuple[_Job, RolloutResult | BaseException]], open_jobs: dict[int, _Job]
+    ) -> list[tuple[_Job, RolloutResult]]:
+        """The results that have come, or those of graphs given up."""
+        try:
+            job, outcome = done.get(timeout=POLL_S)
+        except queue.Empty:
+            return self._give_up_stuck(open_jobs)
+        if job.settled:
+            return []
+        if isinstance(outcome, BaseException):
+            raise outcome
+        job.settled = True
+        return [(job, outcome)]
+
+    def _give_up_stuck(self, open_jobs: dict[int, _Job]) -> list[tuple[_Job, RolloutResult]]:
+        limit = self.seconds + GRACE_S
+        given_up = []
+        for job in open_jobs.values():
+            if job.started is not None and not job.settled and time.monotonic() - job.started > limit:
+                cause = f"the graph did not return within {self.seconds:g} s and {GRACE_S:g} s of grace"
+                result = self.runner.abandon(job.request.rollout_id, cause)
+                if result is not None:
+                    job.settled = job.given_up = True
+                    self._n_workers -= 1
+                    self._hire(self._n_workers + 1)
+                    given_up.append((job, result))
+        return given_up
+
+    def _cut_off(self, open_jobs: dict[int, _Job]) -> None:
+        """Take back what waits, stop what runs, and wait a moment for it to write its record."""
+        waiting = []
+        while not self._waiting.empty():
+            waiting.append(self._waiting.get())
+        running = [job for job in open_jobs.values() if job.started is not None and not job.settled]
+        self.runner.stop_all()
+        deadline = time.monotonic() + GRACE_S
+        while running and time.monotonic() < deadline:
+            try:
+                job, _ = running[0].done.get(timeout=POLL_S)
+            except queue.Empty:
+                continue
+            running = [other for other in running if other is not job]
+
+    def _hire(self, n_workers: int) -> None:
+        for _ in range(n_workers - self._n_workers):
+            threading.Thread(target=self._work, name="agenttrain-rollout", daemon=True).start()
+        self._n_workers = max(self._n_workers, n_workers)
+
+    def _work(self) -> None:
+        while (job := self._waiting.get()) is not None:
+            job.started = time.monotonic()
+            try:
+                outcome: RolloutResult | BaseException = self.runner.run(job.request, job.engine)
+            except BaseException as error:
+                outcome = error
+            job.done.put((job, outcome))
+            if job.given_up:
+                return

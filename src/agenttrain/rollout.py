@@ -1,0 +1,344 @@
+"""ONE TASK: a graph is run on a task, its model calls are captured, scored, and made into samples.
+
+`open_runner` loads what a process needs once; `Runner.run` turns one RolloutRequest into one RolloutResult and never
+raises for what the graph, its tools or its verifiers do: a bad rollout is data with a status. The local trainer's
+pool calls it in process; a trainer that owns the loop calls it in its workers, rebuilt from a RolloutSpec.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from agenttrain import telemetry
+from agenttrain.capture.recorder import Recorder, RecorderLimits
+from agenttrain.config import Config
+from agenttrain.errors import PolicyFailure, RewardError
+from agenttrain.graph.intercept import open_gate, outside_rollouts, self_test
+from agenttrain.graph.load import LoadedGraph, RunnableGraph, load_graph
+from agenttrain.graph.roles import RoleBook
+from agenttrain.graph.run import GraphEnding, run_graph
+from agenttrain.graph.spans import ToolSpans
+from agenttrain.plugins import Plugins
+from agenttrain.protocols import Engine, Renderer, TurnStore
+from agenttrain.records import (
+    CallSite,
+    Reward,
+    Role,
+    Rollout,
+    RolloutRequest,
+    RolloutResult,
+    RolloutSpec,
+    Status,
+    Turn,
+)
+from agenttrain.reward.score import passes, score
+from agenttrain.reward.status import Ending, is_rewarded, may_succeed, status_of
+from agenttrain.sample.build import build_samples
+from agenttrain.trainable import Limits, Trainable, current_task_is
+from agenttrain.trajectory.tree import trajectories
+
+SUPERSTEPS_PER_TURN = 8
+"""LangGraph's own default lets a looping graph run for 10,007 supersteps; ours grows with limits.turns."""
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A rollout under way: who may still write its record, and what has been seen so far."""
+
+    request: RolloutRequest
+    recorder: Recorder
+    started_at: float
+    closed: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def close(self) -> bool:
+        """True for the one caller that may write the record."""
+        with self.lock:
+            first, self.closed = not self.closed, True
+        return first
+
+
+@dataclass(slots=True)
+class Runner:
+    """What every rollout of a process shares."""
+
+    config: Config
+    loaded: LoadedGraph
+    graph: RunnableGraph
+    renderer: Renderer | None
+    """None: no call goes to the policy (`eval --run as-is`)."""
+    store: TurnStore
+    plugins: Plugins
+    roles: RoleBook
+    model_name: str
+    _flights: dict[str, _Flight] = field(default_factory=dict)
+
+    def run(self, request: RolloutRequest, engine: Engine | None) -> RolloutResult:
+        """Run the graph on one task; blocks. Never raises for what the graph or its verifiers do."""
+        with telemetry.rollout_span(
+            graph=self.loaded.name,
+            rollout_id=request.rollout_id,
+            task_id=request.task.id,
+            phase=request.phase,
+            step=request.step,
+            group=f"{request.step}-{request.task.id}",
+        ) as span:
+            flight = self._take_off(request, engine)
+            ending = self._run_graph(flight)
+            result = self._land(flight, ending, span)
+        return result
+
+    def abandon(self, rollout_id: str, cause: str) -> RolloutResult | None:
+        """Give up on a rollout whose graph does not return; its thread can't be ended, only cut off.
+
+        Returns:
+            Its result with status environment_failure, or None when it has just ended by itself.
+        """
+        flight = self._flights.get(rollout_id)
+        if flight is None or not flight.close():
+            return None
+        flight.recorder.stop(cause)
+        return self._record(flight, Ending(stuck=True, stopped=cause), state=None, span=None)
+
+    def stop_all(self) -> None:
+        """Cut off every rollout under way: their next model call ends them as aborted."""
+        for flight in list(self._flights.values()):
+            flight.recorder.stop("aborted: the run was stopped")
+
+    def _take_off(self, request: RolloutRequest, engine: Engine | None) -> _Flight:
+        limits = self.limits
+        recorder = Recorder(
+            request=request,
+            engine=engine,
+            renderer=self.renderer,
+            store=self.store,
+            role_of=self._role_of,
+            limits=RecorderLimits(turns=limits.turns, tokens=limits.tokens, seconds=limits.seconds),
+            tracer=telemetry.tracer(),
+            model_name=self.model_name,
+            on_turn=self._observe_turn,
+        )
+        flight = _Flight(request=request, recorder=recorder, started_at=time.time())
+        self._flights[request.rollout_id] = flight
+        return flight
+
+    def _run_graph(self, flight: _Flight) -> GraphEnding:
+        task = flight.request.task
+        with current_task_is(task):
+            return run_graph(
+                self.graph,
+                input=task.input,
+                context=task.context,
+                route=flight.recorder,
+                callbacks=self._callbacks(),
+                recursion_limit=SUPERSTEPS_PER_TURN * self.limits.turns,
+                thread_id=flight.request.rollout_id,
+            )
+
+    def _callbacks(self) -> tuple[Any, ...]:
+        return (ToolSpans(telemetry.tracer()),) if telemetry.is_recording() else ()
+
+    def _land(self, flight: _Flight, ended: GraphEnding, span: Any) -> RolloutResult:
+        recorder = flight.recorder
+        if not flight.close():
+            return self._late(flight)
+        last = recorder.last_trained_turn
+        ending = Ending(
+            error=ended.error,
+            recursion=ended.recursion,
+            interrupted=ended.interrupted,
+            stopped=recorder.stopped,
+            aborted=bool(recorder.stopped and recorder.stopped.startswith("aborted")),
+            last_turn_cut=last is not None and last.stop_reason == "length",
+            ended_on_unparsable=last is not None and last.parse_failed,
+            lost_calls=recorder.lost,
+        )
+        return self._record(flight, ending, state=ended.state, span=span)
+
+    def _record(self, flight: _Flight, ending: Ending, *, state: Any, span: Any) -> RolloutResult:
+        """Score, status, trajectories and samples; written to the store before anyone sees them."""
+        status, cause = status_of(ending)
+        turns = flight.recorder.turns
+        reward = None
+        if is_rewarded(status):
+            reward, status, cause = self._reward(flight.request, status, cause, state)
+        rollout = self._rollout(flight, turns, status, cause, reward, span)
+        paths = trajectories(turns)
+        result = RolloutResult(
+            request=flight.request,
+            rollout=rollout,
+            turns=turns,
+            trajectories=paths,
+            samples=build_samples(rollout, paths),
+        )
+        result = self._admitted(result)
+        self.store.put_result(result)
+        flight.recorder.close()
+        self._flights.pop(rollout.id, None)
+        telemetry.reward_event(
+            span, score=None if reward is None else reward.score, status=status, success=rollout.success
+        )
+        self.plugins.observe("agenttrain_rollout_finished", result=result)
+        return result
+
+    def _reward(
+        self, request: RolloutRequest, status: Status, cause: str, state: Any
+    ) -> tuple[Reward | None, Status, str]:
+        """The verifiers' word, and the status it may change: a broken verifier is the environment's failure."""
+        unfinished = self.config.reward.unfinished if status in ("truncated", "budget_exhausted") else 0.0
+        try:
+            with outside_rollouts(), current_task_is(request.task), telemetry.reward_span(request.rollout_id):
+                reward = score(
+                    self.verifiers,
+                    task=request.task,
+                    state=state,
+                    timeout_s=self.config.limits.verifier_seconds,
+                    unfinished=unfinished,
+                )
+        except PolicyFailure as failure:
+            return Reward(score=unfinished, parts=(), unfinished=unfinished), "policy_failure", f"verifier: {failure}"
+        except RewardError as error:
+            return None, "environment_failure", str(error)
+        return reward, status, cause
+
+    def _rollout(
+        self,
+        flight: _Flight,
+        turns: tuple[Turn, ...],
+        status: Status,
+        cause: str,
+        reward: Reward | None,
+        span: Any,
+    ) -> Rollout:
+        request = flight.request
+        trace_id, span_id = telemetry.ids_of(span)
+        policy_turns = [turn for turn in turns if turn.role != "auxiliary"]
+        return Rollout(
+            id=request.rollout_id,
+            task_id=request.task.id,
+            phase=request.phase,
+            step=request.step,
+            sibling=request.sibling,
+            attempt=request.attempt,
+            status=status,
+            cause=cause,
+            reward=reward,
+            success=reward is not None and may_succeed(status) and passes(reward),
+            n_turns=len(policy_turns),
+            n_tool_calls=sum(turn.n_tool_calls for turn in policy_turns),
+            n_invalid_tool_calls=sum(turn.n_invalid_tool_calls for turn in policy_turns),
+            n_sampled_ids=sum(len(turn.response_ids) for turn in policy_turns),
+            started_at=flight.started_at,
+            ended_at=time.time(),
+            trace_id=trace_id,
+            span_id=span_id,
+        )
+
+    def _admitted(self, result: RolloutResult) -> RolloutResult:
+        """A plugin may keep a rollout out of training; its reason stands in the rollout's cause."""
+        reason = self.plugins.admit(result) if result.samples else None
+        if reason is None:
+            return result
+        return replace(result, samples=(), rollout=replace(result.rollout, cause=f"not admitted: {reason}"))
+
+    def _late(self, flight: _Flight) -> RolloutResult:
+        """The graph came back after it was abandoned: its record stands already."""
+        rollout = self._rollout(flight, (), "environment_failure", "abandoned before it returned", None, None)
+        return RolloutResult(request=flight.request, rollout=rollout, turns=(), trajectories=(), samples=())
+
+    def _role_of(self, site: CallSite) -> tuple[Role, str]:
+        return self.plugins.decide_role(site) or self.roles.role(site)
+
+    def _observe_turn(self, turn: Turn) -> None:
+        self.plugins.observe("agenttrain_turn_recorded", turn=turn)
+
+    @property
+    def noted(self) -> Trainable | None:
+        return self.loaded.trainable
+
+    @property
+    def verifiers(self) -> Mapping[str, tuple[Callable[..., Any], float]]:
+        return self.noted.verifiers if self.noted is not None else {}
+
+    @property
+    def limits(self) -> Limits:
+        return limits_of(self.config)
+
+
+def limits_of(config: Config) -> Limits:
+    """The limits of one rollout; the decorator's are already merged into the configuration."""
+    return Limits(turns=config.limits.turns, tokens=config.limits.tokens, seconds=config.limits.seconds)
+
+
+def as_is_role(site: CallSite) -> tuple[Role, str]:
+    """Every call is answered by the user's own model."""
+    return "auxiliary", "as-is: the user's own models answer"
+
+
+class AsIsRoles(RoleBook):
+    """A role book in which every call is auxiliary."""
+
+    def role(self, site: CallSite) -> tuple[Role, str]:
+        return as_is_role(site)
+
+
+@contextmanager
+def open_runner(
+    config: Config,
+    loaded: LoadedGraph,
+    *,
+    renderer: Renderer | None,
+    store: TurnStore,
+    plugins: Plugins,
+    model_name: str,
+) -> Iterator[Runner]:
+    """Open the graph and put the gate in; both go when the context ends.
+
+    Raises:
+        GraphError: the factory raised, or the gate misses a funnel of this langchain-core.
+    """
+    noted = loaded.trainable
+    with ExitStack() as stack:
+        allow = noted.allow_escapes if noted is not None else False
+        graph = stack.enter_context(loaded.open())
+        stack.enter_context(open_gate(allow_escapes=allow))
+        self_test()
+        roles = _role_book(noted) if renderer is not None else AsIsRoles()
+        yield Runner(
+            config=config,
+            loaded=loaded,
+            graph=graph,
+            renderer=renderer,
+            store=store,
+            plugins=plugins,
+            roles=roles,
+            model_name=model_name,
+        )
+
+
+@contextmanager
+def open_runner_of(spec: RolloutSpec, *, store: TurnStore) -> Iterator[Runner]:
+    """The same in another process, from a picklable description."""
+    from agenttrain.capture.render import open_renderer
+
+    config = Config.model_validate(dict(spec.config))
+    target = spec.graph_file if spec.attribute is None else f"{spec.graph_file}:{spec.attribute}"
+    loaded = load_graph(target)
+    plugins = Plugins.load(only=None, named=spec.plugins, graph_module=loaded.module)
+    renderer = open_renderer(spec.model, family=config.renderer.family, history=config.renderer.history)
+    with open_runner(
+        config, loaded, renderer=renderer, store=store, plugins=plugins, model_name=Path(spec.model).name
+    ) as runner:
+        yield runner
+
+
+def _role_book(noted: Trainable | None) -> RoleBook:
+    if noted is None:
+        return RoleBook()
+    return RoleBook(train=noted.train, frozen=noted.frozen, auxiliary=noted.auxiliary)
