@@ -1,0 +1,102 @@
+"""Numbers of a step to words that tell a user something is wrong, and whether it is loud.
+
+A loud alarm stops `--stop-on-alarm` and a promotion; a note doesn't.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from agenttrain.records import RolloutResult, StepResult
+
+LOGPROB_GAP = 1e-3
+"""Largest difference between engine and trainer that is only rounding."""
+ENVIRONMENT_FAILURE_SHARE = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alarm:
+    """One thing that is wrong, in plain language."""
+
+    code: str
+    severity: Literal["note", "loud"]
+    step: int
+    """0: before or after training."""
+    message: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def step_alarms(step: StepResult, *, baseline_tool_calls: float) -> list[Alarm]:
+    """What one training step gives reason to say.
+
+    Args:
+        baseline_tool_calls: mean tool calls of a rollout before training.
+    """
+    metrics = step.metrics
+    found = [*_teaching(step.step, metrics), *_logprob_gap(step.step, metrics)]
+    found += _environment(step.step, metrics)
+    if baseline_tool_calls > 0 and metrics.get("tool_calls", 1.0) == 0:
+        found.append(
+            _loud("no_tool_calls", step.step, "No rollout called a tool, and the baseline did: the policy may have lost it.")
+        )
+    if metrics.get("rollouts_without_trained_call", 0) > 0:
+        n = int(metrics["rollouts_without_trained_call"])
+        found.append(
+            _loud(
+                "no_trained_call",
+                step.step,
+                f"{n} rollouts made no call that is trained. Does the graph call its model by raw HTTP or in its own thread?",
+            )
+        )
+    return found
+
+
+def verifier_alarms(results: Sequence[RolloutResult], step: int) -> list[Alarm]:
+    """Verifier errors that some rollouts of a task have and others have not: an agent may learn to crash its verifier."""
+    by_task: dict[str, set[bool]] = {}
+    for result in results:
+        broken = result.rollout.status == "environment_failure" and "erifier" in result.rollout.cause
+        by_task.setdefault(result.rollout.task_id, set()).add(broken)
+    torn = sorted(task for task, seen in by_task.items() if len(seen) == 2)
+    if not torn:
+        return []
+    message = f"The verifier failed on some rollouts of {len(torn)} tasks and not on others, for example {torn[0]}."
+    return [_loud("verifier_errors_differ", step, message + " An agent may learn to crash its verifier: see their causes.")]
+
+
+def _teaching(step: int, metrics: Mapping[str, float]) -> list[Alarm]:
+    if metrics["groups_trained"] > 0:
+        return []
+    if metrics.get("success", 0.0) >= 1.0:
+        return [Alarm(code="all_succeed", severity="note", step=step, message="Every rollout succeeded: nothing to learn.")]
+    if metrics.get("reward_std", 0.0) == 0 and metrics["groups"] > 0:
+        text = f"All rewards of this step are {metrics['reward']:g}: the policy never or always gets it right."
+        return [_loud("all_rewards_equal", step, text + " Use easier tasks, a finer reward, or a better starting model.")]
+    text = "No group of this step teaches: within each, all rollouts have the same reward, or fewer than two are usable."
+    return [_loud("no_group_teaches", step, text + " Raise trainer.group_size or trainer.tasks_per_step.")]
+
+
+def _logprob_gap(step: int, metrics: Mapping[str, float]) -> list[Alarm]:
+    gap = metrics.get("logprob_gap_max", 0.0)
+    if gap < LOGPROB_GAP:
+        return []
+    text = f"Engine and trainer differ by up to {gap:.2g} in log probability (under {LOGPROB_GAP:g} is rounding)."
+    return [_loud("logprob_gap", step, text + " The loss then corrects for a policy that did not sample.")]
+
+
+def _environment(step: int, metrics: Mapping[str, float]) -> list[Alarm]:
+    n, total = metrics.get("environment_failures", 0.0), metrics.get("rollouts", 0.0)
+    if not n or not total:
+        return []
+    share = n / total
+    text = f"{n:.0f} of {total:.0f} rollouts ended by a failing environment and are not trained: agenttrain inspect names the causes."
+    severity: Literal["note", "loud"] = "loud" if share > ENVIRONMENT_FAILURE_SHARE else "note"
+    return [Alarm(code="environment_failures", severity=severity, step=step, message=text)]
+
+
+def _loud(code: str, step: int, message: str) -> Alarm:
+    return Alarm(code=code, severity="loud", step=step, message=message)

@@ -1,0 +1,187 @@
+"""A run's folder: made, found again, written to. Knows file names and nothing of what is in the records.
+
+    runs/<id>/config.toml  rollouts/*.db  metrics.jsonl  checkpoints/step-N/  policy/  report.json  report.md
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import time
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from agenttrain.errors import RunError
+
+SPARE_BYTES = 64 * 2**20
+"""Room for the rollouts of a run, asked for before it starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """One run's files."""
+
+    path: Path
+
+    @property
+    def id(self) -> str:
+        return self.path.name
+
+    @property
+    def rollouts(self) -> Path:
+        return self.path / "rollouts"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def policy(self) -> Path:
+        return self.path / "policy"
+
+    @property
+    def report_json(self) -> Path:
+        return self.path / "report.json"
+
+    def write_config(self, tables: Mapping[str, Any], provenance: Mapping[str, Any]) -> None:
+        """config.toml: the resolved tables, and where everything came from under [provenance]."""
+        _write(self.path / "config.toml", tomli_w.dumps(_without_none({**tables, "provenance": dict(provenance)})))
+
+    def read_config(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(tables, provenance) as they were written.
+
+        Raises:
+            RunError: there is no readable config.toml.
+        """
+        path = self.path / "config.toml"
+        try:
+            tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, tomllib.TOMLDecodeError) as error:
+            raise RunError(f"{path} can't be read: {error}. Name the folder of a run that agenttrain made.") from None
+        return tables, tables.pop("provenance", {})
+
+    def append_metrics(self, row: Mapping[str, Any]) -> None:
+        """Add one line to metrics.jsonl, on disk when this returns."""
+        try:
+            with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise RunError(_cant_write(self.path / "metrics.jsonl", error)) from error
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl."""
+        path = self.path / "metrics.jsonl"
+        if not path.exists():
+            return []
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+    def drop_metrics_after(self, step: int) -> None:
+        """On resume: lines past the checkpoint go, so that each step stands once."""
+        kept = [row for row in self.metrics() if row["step"] <= step]
+        _write(self.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in kept))
+
+    def write_report(self, report: Mapping[str, Any], text: str) -> None:
+        _write(self.report_json, json.dumps(report, indent=2) + "\n")
+        _write(self.path / "report.md", text)
+
+    def read_report(self) -> dict[str, Any] | None:
+        """report.json, or None while the run has not ended."""
+        if not self.report_json.exists():
+            return None
+        report: dict[str, Any] = json.loads(self.report_json.read_text(encoding="utf-8"))
+        return report
+
+    def checkpoint_folders(self) -> list[tuple[int, Path]]:
+        """(step, folder) of the whole checkpoints, the newest last."""
+        if not self.checkpoints.is_dir():
+            return []
+        named = [(folder.name.removeprefix("step-"), folder) for folder in self.checkpoints.iterdir()]
+        return sorted((int(step), folder) for step, folder in named if step.isdigit())
+
+    def prune_checkpoints(self, keep: int) -> None:
+        """Keep the newest."""
+        for _, folder in self.checkpoint_folders()[:-keep]:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def new_run(root: Path, name: str, *, n_bytes: int = 0) -> RunFolder:
+    """Make runs/<name>-<date>-<4 hex>/ with its folders.
+
+    Args:
+        n_bytes: what the run will write besides its rollouts; checked against the free space first.
+
+    Raises:
+        RunError: the folder can't be made, or the disk has too little room.
+    """
+    path = root / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        check_room(root, n_bytes + SPARE_BYTES)
+        for folder in (path, path / "rollouts", path / "checkpoints"):
+            folder.mkdir()
+    except RunError:
+        raise
+    except OSError as error:
+        raise RunError(_cant_write(path, error)) from error
+    return RunFolder(path)
+
+
+def check_room(folder: Path, n_bytes: int) -> None:
+    """Refuse to start on a disk that is too full.
+
+    Raises:
+        RunError: with both figures.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < n_bytes:
+        raise RunError(
+            f"{folder} has {free / 2**20:.0f} MiB free, and this run needs about {n_bytes / 2**20:.0f} MiB. "
+            "Make room, lower checkpoint.keep, or start in another folder."
+        )
+
+
+def find_run(run: str, root: Path) -> RunFolder:
+    """The folder of an id under `root`, or of a path.
+
+    Raises:
+        RunError: neither is a run; it names the newest runs there are.
+    """
+    for path in (root / run, Path(run)):
+        if (path / "config.toml").is_file():
+            return RunFolder(path.resolve())
+    known = sorted((p.parent.name for p in root.glob("*/config.toml")), reverse=True)[:5] if root.is_dir() else []
+    seen = f"Newest runs there: {', '.join(known)}." if known else "There are no runs there."
+    raise RunError(f"No run is named {run!r} under {root} or at that path. {seen}")
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace a file whole: a reader sees the old text or the new."""
+    try:
+        part = path.with_name(path.name + ".part")
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise RunError(_cant_write(path, error)) from error
+
+
+def _cant_write(path: Path, error: OSError) -> str:
+    return (
+        f"{path} can't be written: {error.strerror or error}. "
+        "agenttrain writes to runs/ of the current directory: start in a folder you may write to."
+    )
+
+
+def _without_none(value: Any) -> Any:
+    """TOML has no null: keys without a value are left out."""
+    if isinstance(value, Mapping):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return value
