@@ -14,15 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from agenttrain.protocols import Engine
+from agenttrain.protocols import Engine, OnDone
 from agenttrain.records import RolloutRequest, RolloutResult
 
 MAX_RETRIES = 2
 GRACE_S = 10.0
 """How long past its seconds a graph may take to come back before it is given up."""
 POLL_S = 0.5
-
-OnDone = Callable[[RolloutResult], None]
 
 
 class RunsRollouts(Protocol):
@@ -57,6 +55,8 @@ class RolloutPool:
     seconds: float
     """limits.seconds of one rollout."""
     should_retry: Callable[[RolloutResult], bool]
+    should_stop: Callable[[], bool] = lambda: False
+    """Asked twice a second: True ends `run` with KeyboardInterrupt."""
     _waiting: queue.SimpleQueue[_Job | None] = field(default_factory=queue.SimpleQueue)
     _n_workers: int = 0
 
@@ -112,6 +112,8 @@ class RolloutPool:
         self, done: queue.SimpleQueue[tuple[_Job, RolloutResult | BaseException]], open_jobs: dict[int, _Job]
     ) -> list[tuple[_Job, RolloutResult]]:
         """The results that have come, or those of graphs given up."""
+        if self.should_stop():
+            raise KeyboardInterrupt
         try:
             job, outcome = done.get(timeout=POLL_S)
         except queue.Empty:

@@ -160,8 +160,10 @@ Verifier = Callable[..., Any]
 """Scores one rollout; arguments are passed by name: task, state, and LangSmith's inputs, outputs, reference_outputs."""
 
 
-RunRollouts = Callable[[Any, Sequence[RolloutRequest], "Callable[[RolloutResult], None] | None"], list[RolloutResult]]
-"""(engine, requests, on_done) -> results in the order of the requests, environment failures retried."""
+OnDone = Callable[[RolloutResult], None]
+"""Called with each result as it comes, those that are tried again included."""
+RunRollouts = Callable[[Engine, Sequence[RolloutRequest], OnDone | None], list[RolloutResult]]
+"""(engine, requests, on_done) -> the last attempt of each, in the order of the requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,8 +189,6 @@ class TrainerContext:
     run_rollouts: RunRollouts
     advantages: Callable[[Sequence[float]], list[float]] | None = None
     """A registered advantage estimator [G] -> [G]; None: the trainer's own."""
-    on_update: Callable[[Sequence[RolloutResult], Mapping[str, float]], None] | None = None
-    """Called once per update with the groups that were trained and their metrics, for telemetry."""
 
 
 class Trainer(Protocol):
@@ -200,7 +200,7 @@ class Trainer(Protocol):
     weight_version: int
 
     def evaluate(
-        self, requests: Sequence[RolloutRequest], on_done: Callable[[RolloutResult], None] | None = None
+        self, requests: Sequence[RolloutRequest], on_done: OnDone | None = None
     ) -> list[RolloutResult]:
         """Roll out on the engines that serve training, at the weights of now."""
 
@@ -231,6 +231,7 @@ __all__ = [
     "Engine",
     "EngineContext",
     "EngineFactory",
+    "OnDone",
     "Parsed",
     "Renderer",
     "Route",

@@ -262,15 +262,18 @@ class RolloutRequest:
     sibling: int = 0
     """Place in the group, or the repeat in evaluation."""
     attempt: int = 0
-    """From 0; more than 0 after an environment failure or a resume."""
+    """From 0; more than 0 after an environment failure."""
+    life: int = 0
+    """How often the run had been resumed: names the record apart, and changes no seed."""
     temperature: float = 1.0
     seed: int = 0
     """The run's seed."""
 
     @property
     def rollout_id(self) -> str:
-        """Readable, unique in a run: phase, step, task, sibling and attempt."""
-        return f"{self.phase}-{self.step}-{self.task.id}-{self.sibling}-{self.attempt}"
+        """Readable, unique in a run: phase, step, task, sibling and attempt (and life)."""
+        name = f"{self.phase}-{self.step}-{self.task.id}-{self.sibling}-{self.attempt}"
+        return f"{name}-r{self.life}" if self.life else name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,6 +286,7 @@ class Rollout:
     step: int
     sibling: int
     attempt: int
+    life: int = 0
     status: Status
     cause: str = ""
     """What ended it, in words; empty when completed."""

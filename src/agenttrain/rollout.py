@@ -226,6 +226,7 @@ class Runner:
             step=request.step,
             sibling=request.sibling,
             attempt=request.attempt,
+            life=request.life,
             status=status,
             cause=cause,
             reward=reward,

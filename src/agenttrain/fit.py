@@ -1,0 +1,525 @@
+"""THE RUN: baseline, training, the same held-out tasks again, report.
+
+What becomes what: a Job and a RunFolder become a report. All that the report says is computed from what stands in
+the run folder (the store, metrics.jsonl), so that a resumed run tells of its whole life. `fit` knows no engine: the
+trainer owns the engines that serve it, and evaluates on them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+from agenttrain import telemetry
+from agenttrain.alarms import Alarm, step_alarms, verifier_alarms
+from agenttrain.capture.store import SqliteStore, StoreView, read_store
+from agenttrain.errors import RunError
+from agenttrain.pool import RolloutPool
+from agenttrain.prepare import Job, provenance
+from agenttrain.promotion.compare import paired_difference
+from agenttrain.promotion.summary import last_attempts, summarize
+from agenttrain.protocols import Engine, EngineContext, OnDone, Trainer, TrainerContext
+from agenttrain.records import Phase, RolloutRequest, RolloutResult, RolloutSpec, StepResult, Task
+from agenttrain.report import RunFacts, eval_report, eval_text, fit_report, fit_text
+from agenttrain.reward.status import is_retried
+from agenttrain.rollout import Runner, open_runner
+from agenttrain.run_folder import RunFolder, check_room
+from agenttrain.sample.account import token_account
+
+
+class Watcher(Protocol):
+    """Who shows progress; `commands.progress` is one."""
+
+    def began(self, phase: str, total: int) -> None: ...
+
+    def rollout_done(self, result: RolloutResult) -> None: ...
+
+    def ended(self, phase: str, summary: Mapping[str, Any]) -> None: ...
+
+    def step_done(self, row: Mapping[str, Any], n_steps: int, seconds_left: float) -> None: ...
+
+    def alarm(self, alarm: Alarm) -> None: ...
+
+
+class RunStopped(Exception):
+    """The run was stopped before its end, and saved: `--resume` goes on."""
+
+    def __init__(self, run_id: str, why: str) -> None:
+        super().__init__(run_id, why)
+        self.run_id, self.why = run_id, why
+
+
+@dataclass(slots=True)
+class Fit:
+    """One run under way."""
+
+    job: Job
+    run: RunFolder
+    watcher: Watcher
+    stop_on_alarm: bool
+    store: SqliteStore
+    runner: Runner
+    pool: RolloutPool
+    life: int
+    """How often the run has been started: 0, then one more per resume."""
+    trainer: Trainer = field(init=False)
+    step_rollouts: list[RolloutResult] = field(default_factory=list)
+    """Results of the training step under way, every attempt."""
+
+    def report(self, resume_from: tuple[int, Path] | None) -> dict[str, Any]:
+        """Do the whole run; the report is written when this returns."""
+        started = time.perf_counter()
+        self.trainer = self._open_trainer()
+        try:
+            if resume_from is not None:
+                self.trainer.restore(resume_from[1])
+            baseline = self._evaluated("baseline") or self._evaluate("baseline")
+            self._train(baseline)
+            trained = self._evaluate("held_out")
+            export_policy(self.trainer, self.run)
+            return self._write_report(baseline, trained, time.perf_counter() - started)
+        finally:
+            self.trainer.close()
+
+    def _open_trainer(self) -> Trainer:
+        job, config = self.job, self.job.config
+        name = config.trainer.advantage
+        context = TrainerContext(
+            config=config,
+            spec=spec_of(job, self.run),
+            tasks=job.train,
+            open_engine=self._open_engine,
+            run_rollouts=self._run_rollouts,
+            advantages=job.plugins.advantage(name),
+        )
+        return job.plugins.trainer(config.trainer.name)(context)
+
+    def _open_engine(self) -> Engine:
+        job = self.job
+        return job.plugins.engine(job.config.engine.name)(EngineContext(config=job.config, model=str(job.model)))
+
+    def _run_rollouts(
+        self, engine: Engine, requests: Sequence[RolloutRequest], on_done: OnDone | None
+    ) -> list[RolloutResult]:
+        """What a trainer calls: the pool, with every attempt noted for the step's figures."""
+
+        def noted(result: RolloutResult) -> None:
+            self.step_rollouts.append(result)
+            self.watcher.rollout_done(result)
+            if on_done is not None:
+                on_done(result)
+
+        return self.pool.run(engine, [replace(request, life=self.life) for request in requests], noted)
+
+    def _evaluate(self, phase: Phase) -> dict[str, Any]:
+        """Greedy, unless set: the held-out tasks at the weights of now."""
+        config, tasks = self.job.config, self.job.held_out
+        requests = evaluation_requests(tasks, phase, config.eval.repeats, config.eval.temperature, config.seed)
+        self.watcher.began(phase, len(requests))
+        with telemetry.phase_span(phase):
+            results = self.trainer.evaluate(requests, None)
+        self.step_rollouts.clear()
+        self.store.flush()
+        summary = self._summary([result.rollout for result in results])
+        self.watcher.ended(phase, summary)
+        for alarm in verifier_alarms(results, 0):
+            self.watcher.alarm(alarm)
+        return summary
+
+    def _evaluated(self, phase: Phase) -> dict[str, Any] | None:
+        """The evaluation as it stands in the store, when an earlier life of this run finished it."""
+        if self.life == 0:
+            return None
+        rollouts = last_attempts(r for r in read_store(self.run.rollouts).rollouts() if r.phase == phase)
+        whole = len(rollouts) == len(self.job.held_out) * self.job.config.eval.repeats
+        ended = all(rollout.status != "aborted" for rollout in rollouts)
+        return self._summary(rollouts) if whole and ended else None
+
+    def _summary(self, rollouts: Sequence[Any]) -> dict[str, Any]:
+        config = self.job.config
+        return summarize(rollouts, self.job.held_out, config.eval.repeats, temperature=config.eval.temperature)
+
+    def _train(self, baseline: Mapping[str, Any]) -> None:
+        config = self.job.config
+        self.watcher.began("train", config.trainer.steps)
+        steps = self.trainer.steps()
+        while True:
+            began, self.step_rollouts = time.perf_counter(), []
+            with self._saved_when_stopped():
+                step = next(steps, None)
+            if step is None:
+                break
+            alarms = self._after_step(step, baseline, time.perf_counter() - began)
+            last = step.step == config.trainer.steps
+            loud = self.stop_on_alarm and any(alarm.severity == "loud" for alarm in alarms)
+            if last or loud or step.step % config.checkpoint.every == 0:
+                self._save(step.step)
+            if loud:
+                raise RunStopped(self.run.id, "a loud alarm, and --stop-on-alarm was given")
+        self.runner.roles.refuse_unmatched()
+
+    def _after_step(self, step: StepResult, baseline: Mapping[str, Any], wall_s: float) -> list[Alarm]:
+        """Store, figures, alarms, telemetry: all of it before the next step."""
+        self.store.put_trained(step.step, self.life, step.samples)
+        self.store.flush()
+        metrics = {**rollout_metrics(self.step_rollouts), **step.metrics, "wall_s": wall_s}
+        merged = replace(step, metrics=metrics)
+        alarms = step_alarms(merged, baseline_tool_calls=baseline["tool_calls"])
+        alarms += verifier_alarms(self.step_rollouts, step.step)
+        row = {
+            "step": step.step,
+            "weight_version": step.weight_version,
+            "life": self.life,
+            **metrics,
+            "alarms": [alarm.as_dict() for alarm in alarms],
+            "dropped": dict(step.dropped),
+        }
+        self.run.append_metrics(row)
+        telemetry.update_spans(step.step, step.weight_version, groups_of(step, self.step_rollouts), metrics)
+        self.job.plugins.observe("agenttrain_update_done", step_result=merged)
+        left = self.job.config.trainer.steps - step.step
+        self.watcher.step_done(row, self.job.config.trainer.steps, left * self._mean_wall_s())
+        for alarm in alarms:
+            self.watcher.alarm(alarm)
+        return alarms
+
+    def _mean_wall_s(self) -> float:
+        walls = [row["wall_s"] for row in self.run.metrics()[-5:]]
+        return sum(walls) / len(walls)
+
+    def _save(self, step: int) -> None:
+        """A checkpoint is whole or not there: written aside, then renamed."""
+        target = self.run.checkpoints / f"step-{step:05d}"
+        part = target.with_name(f".{target.name}.part")
+        try:
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir()
+            self.trainer.save(part)
+            shutil.rmtree(target, ignore_errors=True)
+            part.rename(target)
+        except OSError as error:
+            shutil.rmtree(part, ignore_errors=True)
+            raise RunError(
+                f"The checkpoint of step {step} can't be written: {error.strerror or error}. The ones before it are "
+                f"whole: make room, then agenttrain fit --resume {self.run.id}."
+            ) from error
+        self.run.prune_checkpoints(self.job.config.checkpoint.keep)
+        self.job.plugins.observe("agenttrain_checkpoint_written", step=step, folder=str(target))
+
+    @contextmanager
+    def _saved_when_stopped(self) -> Iterator[None]:
+        """Ctrl-C in a step: the weights of the last whole step are saved, and the resume command is told."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            done = self.run.metrics()
+            step = done[-1]["step"] if done else 0
+            self.store.flush()
+            if step not in [known for known, _ in self.run.checkpoint_folders()]:
+                self._save(step)
+            raise RunStopped(self.run.id, "stopped by Ctrl-C") from None
+
+    def _write_report(
+        self, baseline: Mapping[str, Any], trained: Mapping[str, Any], wall_s: float
+    ) -> dict[str, Any]:
+        config, rows = self.job.config, self.run.metrics()
+        view = read_store(self.run.rollouts)
+        difference = paired_difference(
+            successes(view, "baseline", self.job.held_out), successes(view, "held_out", self.job.held_out)
+        )
+        stats = self.trainer.engine_stats()
+        report = fit_report(
+            self._facts(view),
+            baseline=baseline,
+            trained=trained,
+            difference=difference,
+            tokens=token_account(view, dropped_by_step(rows)),
+            steps=rows,
+            wall_s=wall_seconds(rows, view, wall_s, self.life),
+            cpu_hours=cpu_hours(),
+            gpu_hours=stats.get("gpus", 0.0) * wall_s / 3600,
+            alarms=[alarm for row in rows for alarm in row["alarms"]],
+        )
+        report["seeds"] = "per token" if config.engine.name == "local" else "per call, where the engine takes one"
+        self.run.write_report(report, fit_text(report))
+        return report
+
+    def _facts(self, view: StoreView) -> RunFacts:
+        job = self.job
+        return RunFacts(
+            run_id=self.run.id,
+            graph=job.loaded.label,
+            trainer=self.trainer.name,
+            engine=self.trainer.engine_name,
+            seed=job.config.seed,
+            base=str(job.model),
+            n_parameters=self.trainer.n_parameters,
+            replaces=replaced_model(view),
+            n_train=len(job.train),
+            n_held_out=len(job.held_out),
+        )
+
+
+def fit(
+    job: Job, run: RunFolder, *, watcher: Watcher, resume: bool = False, stop_on_alarm: bool = False
+) -> dict[str, Any]:
+    """Train, and prove on held-out tasks whether it helped.
+
+    Args:
+        run: a new folder, or with `resume` one that holds a checkpoint.
+
+    Returns:
+        report.json, which is written too, like report.md and policy/.
+
+    Raises:
+        RunStopped: Ctrl-C, or a loud alarm with `stop_on_alarm`; a checkpoint stands.
+        AgenttrainError: what ended the run; earlier checkpoints stand.
+    """
+    resume_from, life = None, 0
+    if resume:
+        resume_from = newest_checkpoint(run)
+        life = run.read_config()[1].get("life", 0) + 1
+        run.drop_metrics_after(resume_from[0] if resume_from else 0)
+    run.write_config(job.config.model_dump(), {**provenance(job), "life": life})
+    with _opened(job, run) as (store, runner, pool):
+        work = Fit(
+            job=job,
+            run=run,
+            watcher=watcher,
+            stop_on_alarm=stop_on_alarm,
+            store=store,
+            runner=runner,
+            pool=pool,
+            life=life,
+        )
+        return work.report(resume_from)
+
+
+def evaluate(job: Job, run: RunFolder, *, watcher: Watcher) -> dict[str, Any]:
+    """Roll out the job's tasks once more and report: at the job's model, or as-is when it has none."""
+    started = time.perf_counter()
+    config = job.config
+    run.write_config(config.model_dump(), provenance(job))
+    with _opened(job, run) as (store, _, pool), ExitStack() as stack:
+        engine = None
+        if job.model is not None:
+            engine = job.plugins.engine(config.engine.name)(EngineContext(config=config, model=str(job.model)))
+            stack.callback(engine.close)
+        requests = evaluation_requests(
+            job.held_out, "eval", config.eval.repeats, config.eval.temperature, config.seed
+        )
+        watcher.began("eval", len(requests))
+        results = pool.run(engine, requests, watcher.rollout_done)
+        store.flush()
+        temperature = config.eval.temperature
+        summary = summarize([r.rollout for r in results], job.held_out, config.eval.repeats, temperature=temperature)
+        watcher.ended("eval", summary)
+        alarms = verifier_alarms(results, 0)
+        facts = RunFacts(
+            run_id=run.id,
+            graph=job.loaded.label,
+            trainer="none",
+            engine=engine.name if engine is not None else "as-is",
+            seed=config.seed,
+            base=str(job.model) if job.model is not None else "as-is",
+            n_parameters=int(getattr(engine, "n_parameters", 0)),
+            replaces=replaced_model(read_store(run.rollouts)),
+            n_train=len(job.train),
+            n_held_out=len(job.held_out),
+        )
+        report = eval_report(
+            facts,
+            result=summary,
+            wall_s=time.perf_counter() - started,
+            cpu_hours=cpu_hours(),
+            alarms=[alarm.as_dict() for alarm in alarms],
+        )
+    run.write_report(report, eval_text(report))
+    return report
+
+
+@contextmanager
+def _opened(job: Job, run: RunFolder) -> Iterator[tuple[SqliteStore, Runner, RolloutPool]]:
+    """Store, gate and graph, and the pool: opened in this order, closed in the other."""
+    config = job.config
+    with ExitStack() as stack:
+        store = SqliteStore(run.rollouts)
+        stack.callback(store.close)
+        runner = stack.enter_context(
+            open_runner(
+                config,
+                job.loaded,
+                renderer=job.renderer,
+                store=store,
+                plugins=job.plugins,
+                model_name=job.model.name if job.model is not None else "as-is",
+            )
+        )
+        stop = stack.enter_context(ctrl_c_flag())
+        pool = RolloutPool(
+            runner=runner,
+            concurrency=config.engine.concurrency,
+            seconds=config.limits.seconds,
+            should_retry=lambda result: is_retried(result.rollout.status),
+            should_stop=stop.is_set,
+        )
+        stack.callback(pool.close)
+        yield store, runner, pool
+
+
+@contextmanager
+def ctrl_c_flag() -> Iterator[threading.Event]:
+    """The first Ctrl-C only sets a flag, so that no update is cut in half; the second one interrupts at once."""
+    pressed = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield pressed
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, before)
+        pressed.set()
+
+    signal.signal(signal.SIGINT, on_signal)
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def evaluation_requests(
+    tasks: Sequence[Task], phase: Phase, repeats: int, temperature: float, seed: int
+) -> list[RolloutRequest]:
+    """[tasks × repeats] one request each, the repeats of a task together."""
+    return [
+        RolloutRequest(task=task, phase=phase, sibling=repeat, temperature=temperature, seed=seed)
+        for task in tasks
+        for repeat in range(repeats)
+    ]
+
+
+def rollout_metrics(results: Sequence[RolloutResult]) -> dict[str, float]:
+    """A step's figures as the rollouts tell them, every attempt counted."""
+    n = len(results)
+    if not n:
+        return {}
+    rollouts = [result.rollout for result in results]
+    called = [any(turn.role == "trained" for turn in result.turns) for result in results]
+    usable = [result.rollout.reward is not None for result in results]
+    return {
+        "rollouts": n,
+        "success": sum(rollout.success for rollout in rollouts) / n,
+        "turns": sum(rollout.n_turns for rollout in rollouts) / n,
+        "tool_calls": sum(rollout.n_tool_calls for rollout in rollouts) / n,
+        "invalid_tool_calls": sum(rollout.n_invalid_tool_calls for rollout in rollouts) / n,
+        "environment_failures": sum(rollout.status == "environment_failure" for rollout in rollouts),
+        "policy_failures": sum(rollout.status == "policy_failure" for rollout in rollouts),
+        "unfinished": sum(rollout.status in ("truncated", "budget_exhausted") for rollout in rollouts),
+        "rollouts_without_trained_call": sum(ok and not has for ok, has in zip(usable, called, strict=True)),
+    }
+
+
+def groups_of(step: StepResult, results: Sequence[RolloutResult]) -> dict[str, list[tuple[str, str]]]:
+    """Task id to the (trace id, span id) of its trained rollouts, for the links of update spans."""
+    trained = set(step.trained_rollout_ids)
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for result in results:
+        if result.rollout.id in trained:
+            ids = (result.rollout.trace_id, result.rollout.span_id)
+            groups.setdefault(result.rollout.task_id, []).append(ids)
+    return groups
+
+
+def successes(view: StoreView, phase: str, tasks: Sequence[Task]) -> dict[str, list[float]]:
+    """Task id to the strict successes of its repeats; a place that failed to the end counts 0."""
+    found: dict[str, list[float]] = {task.id: [] for task in tasks}
+    for rollout in last_attempts(r for r in view.rollouts() if r.phase == phase):
+        if rollout.task_id in found:
+            found[rollout.task_id].append(float(rollout.success))
+    return found
+
+
+def dropped_by_step(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Rollout id to why the trainer did not train it, over all steps."""
+    return {rollout_id: reason for row in rows for rollout_id, reason in row["dropped"].items()}
+
+
+def wall_seconds(rows: Sequence[Mapping[str, Any]], view: StoreView, this_life: float, life: int) -> dict[str, float]:
+    """Seconds by what was done; `total` counts the earlier lives of a resumed run by their steps."""
+    earlier = sum(row["wall_s"] for row in rows if row["life"] < life)
+    sums = {key: sum(row.get(f"{key}_s", 0.0) for row in rows) for key in ("rollout", "train", "sync")}
+    return {"total": this_life + earlier, "evaluate": evaluation_seconds(view), **sums}
+
+
+def evaluation_seconds(view: StoreView) -> float:
+    """From the first evaluation rollout's start to the last one's end, by phase."""
+    total = 0.0
+    for phase in ("baseline", "held_out"):
+        spans = [(r.started_at, r.ended_at) for r in view.rollouts() if r.phase == phase]
+        if spans:
+            total += max(end for _, end in spans) - min(start for start, _ in spans)
+    return total
+
+
+def cpu_hours() -> float:
+    """CPU time of this process and its ended children, in hours."""
+    times = os.times()
+    return (times.user + times.system + times.children_user + times.children_system) / 3600
+
+
+def replaced_model(view: StoreView) -> str:
+    """Class and name of the user's model that the policy stood in for."""
+    for turn in view.first_turns():
+        if turn.role == "trained" or turn.role == "auxiliary":
+            return f"{turn.site.model_class} {turn.site.model_name}".strip()
+    return "no model: the graph made no call"
+
+
+def spec_of(job: Job, run: RunFolder) -> RolloutSpec:
+    """The picklable description that rebuilds this job's rollouts elsewhere."""
+    return RolloutSpec(
+        graph_file=str(job.loaded.file),
+        attribute=job.loaded.attribute,
+        config=json.loads(job.config.model_dump_json()),
+        run_dir=str(run.path),
+        model=str(job.model),
+        trace_context=telemetry.trace_context(),
+    )
+
+
+def newest_checkpoint(run: RunFolder) -> tuple[int, Path] | None:
+    """(step, folder), or None when the run was stopped before its first one."""
+    folders = run.checkpoint_folders()
+    return folders[-1] if folders else None
+
+
+def export_policy(trainer: Trainer, run: RunFolder) -> None:
+    """policy/: written aside and renamed, so that a folder of that name is whole.
+
+    Raises:
+        RunError: it can't be written; the checkpoints stand.
+    """
+    part = run.path / ".policy.part"
+    try:
+        check_room(run.path, 4 * trainer.n_parameters)
+        shutil.rmtree(part, ignore_errors=True)
+        trainer.export(part)
+        shutil.rmtree(run.policy, ignore_errors=True)
+        part.rename(run.policy)
+    except RunError:
+        raise
+    except OSError as error:
+        raise RunError(
+            f"{run.policy} can't be written: {error.strerror or error}. "
+            f"Make room, then agenttrain fit --resume {run.id}."
+        ) from error

@@ -1,0 +1,221 @@
+"""A user's arguments to a Job: everything that can be wrong is found here, before anything starts.
+
+The graph is loaded, the configuration resolved, tasks are held against the graph's schema, the policy's tokenizer
+and template are tried. Nothing is written and no rollout is made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from agenttrain.capture.render import open_renderer
+from agenttrain.config import Config, anchored, environment, find_file, read_file, resolve
+from agenttrain.errors import ConfigError, ModelError, TaskError
+from agenttrain.graph.load import LoadedGraph, load_graph, source_files
+from agenttrain.plugins import Plugins
+from agenttrain.protocols import Renderer
+from agenttrain.records import Task
+from agenttrain.tasks import check_against_schema, few_tasks_warning, read_tasks, split_tasks
+from agenttrain.trainable import Trainable
+
+VERSIONED = ("agenttrain", "langgraph", "langchain-core", "torch", "transformers", "renderers")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What a command works on, whole and checked."""
+
+    config: Config
+    loaded: LoadedGraph
+    plugins: Plugins
+    train: tuple[Task, ...]
+    held_out: tuple[Task, ...]
+    """Those that are evaluated: the first eval.tasks of the held-out split."""
+    model: Path | None
+    """Folder of the policy. None: the user's own models answer."""
+    renderer: Renderer | None
+    notes: tuple[str, ...] = ()
+    """What a user should know before it starts, such as too few held-out tasks."""
+
+    @property
+    def name(self) -> str:
+        """A short name for runs/: the folder of graph.py."""
+        return self.loaded.file.parent.name or self.loaded.name
+
+
+def prepare(
+    target: str,
+    *,
+    cwd: Path,
+    flags: Mapping[str, Any],
+    saved: Mapping[str, Any] | None = None,
+    needs_policy: bool = True,
+    task_file: Path | None = None,
+    split: str | None = None,
+) -> Job:
+    """Check everything a command needs.
+
+    Args:
+        target: graph.py or graph.py:attribute.
+        flags: tables that the command line set; the last word.
+        saved: the tables of a run that goes on; they stand in for decorator and file.
+        task_file: tasks instead of the configured ones; all of them are evaluated unless `split` is given.
+
+    Raises:
+        AgenttrainError: the first thing that is wrong, with the next step.
+    """
+    loaded = load_graph(target, cwd=cwd)
+    noted = loaded.trainable
+    plugins = Plugins.load(only=environment("AGENTTRAIN_PLUGINS"), graph_module=loaded.module)
+    layers = _layers(loaded, noted, flags, saved, cwd)
+    config = resolve(*layers, plugin_tables=plugins.table_names)
+    plugins.trainer(config.trainer.name)
+    plugins.engine(config.engine.name)
+    plugins.advantage(config.trainer.advantage)
+    _needs_verifier(noted, target)
+    tasks = read_tasks(task_file or _task_file(config, noted, target))
+    train, held_out = split_tasks(tasks)
+    if task_file is not None:
+        held_out = tasks if split is None else tuple(task for task in tasks if task.split == split)
+    elif split == "train":
+        held_out = train
+    chosen = held_out[: config.eval.tasks] if config.eval.tasks else held_out
+    if not chosen:
+        raise TaskError(f"{target} has no held-out task to evaluate on. Give some rows split = \"held_out\".")
+    check_against_schema((*train, *chosen), loaded.input_schema, loaded.context_schema)
+    model = model_folder(config) if needs_policy else None
+    renderer = _renderer(config, model) if model is not None else None
+    return Job(
+        config=config,
+        loaded=loaded,
+        plugins=plugins,
+        train=train,
+        held_out=chosen,
+        model=model,
+        renderer=renderer,
+        notes=_notes(chosen, renderer),
+    )
+
+
+def model_folder(config: Config) -> Path:
+    """The policy's folder: as it stands, or fetched by its hub id.
+
+    Raises:
+        ModelError: neither is there.
+    """
+    if config.model is None:
+        raise ModelError(
+            "No policy is named. Say what is trained: @trainable(model=…), model in agenttrain.toml, or --model FOLDER."
+        )
+    path = Path(config.model)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelError(f"{path} holds no config.json: it is no Hugging Face model folder. Name one with --model.")
+        return path.resolve()
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(config.model))
+    except Exception as error:
+        raise ModelError(
+            f"{config.model!r} is no folder, and can't be fetched as a hub id ({type(error).__name__}). "
+            "Name the folder of a Hugging Face model with --model."
+        ) from None
+
+
+def provenance(job: Job) -> dict[str, Any]:
+    """What made a run: versions, and hashes of graph, tasks, verifier, template and model."""
+    noted = job.loaded.trainable
+    return {
+        "graph": str(job.loaded.file),
+        "attribute": job.loaded.attribute,
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in VERSIONED},
+        "hashes": {
+            "graph": _files_hash(source_files(job.loaded)),
+            "tasks": _text_hash(json.dumps([t.id for t in (*job.train, *job.held_out)])),
+            "verifier": _text_hash(",".join(sorted(noted.verifiers)) if noted else ""),
+            "renderer": job.renderer.identity if job.renderer else None,
+            "model": _model_hash(job.model) if job.model else None,
+        },
+    }
+
+
+def _layers(
+    loaded: LoadedGraph, noted: Trainable | None, flags: Mapping[str, Any], saved: Mapping[str, Any] | None, cwd: Path
+) -> list[tuple[str, Mapping[str, Any]]]:
+    flag_layer = ("the command line", anchored(flags, cwd))
+    if saved is not None:
+        return [("the run's config.toml", saved), flag_layer]
+    layers: list[tuple[str, Mapping[str, Any]]] = []
+    if noted is not None:
+        layers.append(("@trainable", anchored(decorator_tables(noted), Path(noted.file).parent)))
+    file = find_file(loaded.file.parent)
+    if file is not None:
+        layers.append((str(file), read_file(file)))
+    return [*layers, flag_layer]
+
+
+def decorator_tables(noted: Trainable) -> dict[str, Any]:
+    """The decorator's settings as configuration tables."""
+    limits = noted.limits
+    return {
+        "model": noted.model,
+        "tasks": noted.tasks,
+        "limits": {"turns": limits.turns, "tokens": limits.tokens, "seconds": limits.seconds},
+    }
+
+
+def _task_file(config: Config, noted: Trainable | None, target: str) -> Path:
+    if config.tasks is None:
+        raise TaskError(f"{target} names no tasks. Say where they are: @trainable(tasks=\"tasks.jsonl\") or --tasks FILE.")
+    return Path(config.tasks)
+
+
+def _needs_verifier(noted: Trainable | None, target: str) -> None:
+    if noted is None or not noted.verifiers:
+        raise ConfigError(
+            f"{target} names no verifier, and without one no rollout has a reward. "
+            "Decorate the graph: @trainable(verifier=…), a function (task, state) that gives a bool or a number."
+        )
+
+
+def _renderer(config: Config, model: Path) -> Renderer:
+    return open_renderer(str(model), family=config.renderer.family, history=config.renderer.history)
+
+
+def _notes(held_out: Sequence[Task], renderer: Renderer | None) -> tuple[str, ...]:
+    notes = [few_tasks_warning(len(held_out))]
+    if renderer is not None and getattr(renderer, "family_guessed", False):
+        family = getattr(renderer, "family", "")
+        notes.append(f"renderer.family was guessed: {family}. Write it into agenttrain.toml to keep it.")
+    return tuple(note for note in notes if note)
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _text_hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _files_hash(files: Sequence[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _model_hash(folder: Path) -> str:
+    return _files_hash(sorted((*folder.glob("*.safetensors"), folder / "config.json")))

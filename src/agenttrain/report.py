@@ -1,0 +1,208 @@
+"""What a run's records add up to: report.json with product.md's keys, and report.md for people.
+
+Pure: takes records and numbers, returns a dict and a text. It reads no clock and no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agenttrain.promotion.compare import Difference
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """What stands at the head of a report."""
+
+    run_id: str
+    graph: str
+    trainer: str
+    engine: str
+    seed: int
+    base: str
+    n_parameters: int
+    replaces: str
+    n_train: int
+    n_held_out: int
+
+
+def fit_report(
+    facts: RunFacts,
+    *,
+    baseline: Mapping[str, Any],
+    trained: Mapping[str, Any],
+    difference: Difference,
+    tokens: Mapping[str, Any],
+    steps: Sequence[Mapping[str, Any]],
+    wall_s: Mapping[str, float],
+    cpu_hours: float,
+    gpu_hours: float,
+    alarms: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """report.json of a fit."""
+    return {
+        **_head(facts),
+        "baseline": dict(baseline),
+        "trained": dict(trained),
+        "difference": {
+            "success": difference.value,
+            "ci95": [difference.low, difference.high],
+            "tasks": difference.n_tasks,
+        },
+        "tokens": dict(tokens),
+        "logprob_gap": logprob_gap(steps),
+        "wall_s": {key: round(value, 3) for key, value in wall_s.items()},
+        "cost": {"cpu_hours": cpu_hours, "gpu_hours": gpu_hours, "per_success": per_success(trained)},
+        "steps": len(steps),
+        "alarms": [dict(alarm) for alarm in alarms],
+    }
+
+
+def eval_report(
+    facts: RunFacts, *, result: Mapping[str, Any], wall_s: float, cpu_hours: float, alarms: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """report.json of an eval."""
+    return {
+        **_head(facts),
+        "result": dict(result),
+        "wall_s": {"total": round(wall_s, 3), "evaluate": round(wall_s, 3)},
+        "cost": {"cpu_hours": cpu_hours, "gpu_hours": 0.0, "per_success": per_success(result)},
+        "alarms": [dict(alarm) for alarm in alarms],
+    }
+
+
+def logprob_gap(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Mean over trained tokens and maximum over the run of |engine - trainer| log probability."""
+    weighed = [(row.get("logprob_gap_mean", 0.0), row.get("tokens_trained", 0.0)) for row in steps]
+    n = sum(weight for _, weight in weighed)
+    return {
+        "mean": sum(value * weight for value, weight in weighed) / n if n else 0.0,
+        "max": max((row.get("logprob_gap_max", 0.0) for row in steps), default=0.0),
+    }
+
+
+def per_success(summary: Mapping[str, Any]) -> dict[str, float | None]:
+    """What one success took in evaluation. None: there was none."""
+    n_successes = summary["success"] * summary["rollouts"]
+    if not n_successes:
+        return {"tokens": None, "tool_calls": None, "seconds": None}
+    return {key: summary[key] * summary["rollouts"] / n_successes for key in ("tokens", "tool_calls", "seconds")}
+
+
+def fit_text(report: Mapping[str, Any]) -> str:
+    """report.md of a fit."""
+    base, after, difference = report["baseline"], report["trained"], report["difference"]
+    low, high = difference["ci95"]
+    tokens, gap, wall = report["tokens"], report["logprob_gap"], report["wall_s"]
+    lines = [
+        f"# {report['run_id']}",
+        "",
+        verdict(report),
+        "",
+        f"| on {report['tasks']['held_out']} held-out tasks ({_sampling(base)}) | before | after |",
+        "|---|---|---|",
+        *(_row(label, base[key], after[key]) for key, label in _SHOWN),
+        "",
+        f"Difference in success: {difference['success']:+.3f}, 95 % interval {low:+.3f} to {high:+.3f} "
+        "(paired bootstrap over tasks).",
+        "",
+        *_slices(base["by_slice"], after["by_slice"]),
+        "## How it was trained",
+        f"- policy: {report['model']['base']}, {report['model']['parameters']:,} parameters, "
+        f"in place of {report['model']['replaces']}",
+        f"- {report['steps']} steps by the {report['trainer']} trainer on the {report['engine']} engine, "
+        f"seed {report['seed']}, {report['tasks']['train']} training tasks",
+        f"- tokens sampled {tokens['sampled']:,} = trained {tokens['trained']:,} + frozen {tokens['frozen']:,} "
+        f"+ dropped {tokens['dropped']:,}; drifted {tokens['drifted']}",
+        *(f"  - dropped {count:,}: {cause}" for cause, count in sorted(tokens["dropped_by_cause"].items())),
+        f"- log probability, engine against trainer: mean {gap['mean']:.1e}, max {gap['max']:.1e}",
+        f"- {wall['total']:.0f} s: rollouts {wall['rollout']:.0f}, training {wall['train']:.0f}, "
+        f"evaluation {wall['evaluate']:.0f}, publishing {wall['sync']:.1f}",
+        "",
+        *_alarm_lines(report["alarms"]),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def eval_text(report: Mapping[str, Any]) -> str:
+    """report.md of an eval."""
+    result = report["result"]
+    lines = [
+        f"# {report['run_id']}",
+        "",
+        f"| {report['model']['base']} on {result['tasks']} tasks ({_sampling(result)}) | |",
+        "|---|---|",
+        *(f"| {label} | {_number(result[key])} |" for key, label in _SHOWN),
+        "",
+        *_alarm_lines(report["alarms"]),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def verdict(report: Mapping[str, Any]) -> str:
+    """One sentence that says whether it got better, and how sure that is."""
+    low, high = report["difference"]["ci95"]
+    before, after = report["baseline"]["success"], report["trained"]["success"]
+    moved = f"success on held-out tasks went from {before:.3f} to {after:.3f}"
+    if low > 0:
+        return f"The agent got better: {moved}, and the whole 95 % interval of the difference is above 0."
+    if high < 0:
+        return f"The agent got worse: {moved}, and the whole 95 % interval of the difference is below 0."
+    return f"No difference is shown: {moved}, and the 95 % interval of the difference holds 0."
+
+
+_SHOWN = (
+    ("success", "success"),
+    ("reward", "reward"),
+    ("turns", "turns"),
+    ("tool_calls", "tool calls"),
+    ("invalid_tool_calls", "invalid tool calls"),
+    ("tokens", "tokens"),
+    ("policy_failures", "policy failures"),
+    ("environment_failures", "environment failures"),
+)
+
+
+def _head(facts: RunFacts) -> dict[str, Any]:
+    return {
+        "run_id": facts.run_id,
+        "graph": facts.graph,
+        "trainer": facts.trainer,
+        "engine": facts.engine,
+        "seed": facts.seed,
+        "model": {"base": facts.base, "parameters": facts.n_parameters, "replaces": facts.replaces},
+        "tasks": {"train": facts.n_train, "held_out": facts.n_held_out},
+    }
+
+
+def _row(label: str, before: Any, after: Any) -> str:
+    return f"| {label} | {_number(before)} | {_number(after)} |"
+
+
+def _number(value: Any) -> str:
+    if value is None:
+        return "none"
+    return f"{value:.3f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+
+
+def _sampling(summary: Mapping[str, Any]) -> str:
+    return "greedy" if summary["temperature"] == 0 else f"sampled at {summary['temperature']:g}"
+
+
+def _slices(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    if not before:
+        return []
+    lines = ["| slice | tasks | before | after |", "|---|---|---|---|"]
+    for key, values in before.items():
+        for value, one in values.items():
+            later = after.get(key, {}).get(value, {})
+            lines.append(f"| {key} = {value} | {one['tasks']} | {one['success']:.3f} | {later.get('success', 0):.3f} |")
+    return [*lines, ""]
+
+
+def _alarm_lines(alarms: Sequence[Mapping[str, Any]]) -> list[str]:
+    if not alarms:
+        return ["No alarms."]
+    return ["## Alarms", *(f"- {a['severity']}, step {a['step']}: {a['message']}" for a in alarms)]
