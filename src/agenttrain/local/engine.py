@@ -1,0 +1,681 @@
+"""Token ids to sampled ids: the embedded engine, on a thread of its own.
+
+Calls arrive by a thread-safe queue and join between two decode steps; one forward pass answers all of them. What a
+rollout has read stays in its row of the KV cache, so the next turn reads only what is new, and rollouts that begin
+alike copy what another has read. Invariants: a cached key was computed by the weights of now; the last sampled id is
+never in the cache; a call's ids depend on its own prompt and seed, not on who shares its batch (up to about 1e-6 in
+the logits). Knows nothing of messages, tools or rewards.
+
+The thread uses `threads` operation threads (1 by default: the rollouts' Python needs the other core). While an engine
+is open `sys.setswitchinterval` is lowered: a torch call gives up the GIL at each operation, and would wait 5 ms for it
+behind every busy Python thread.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import Cache
+
+from agenttrain.errors import AgenttrainError, EngineError
+from agenttrain.local import policy
+from agenttrain.local.draw import draw
+from agenttrain.local.kv_cache import BLOCK, KVRows, Row, block_hashes
+from agenttrain.records import Generation, Ids, Sampling, StopReason
+
+if TYPE_CHECKING:
+    from agenttrain.protocols import EngineContext
+
+COMPANY_S = 0.002
+"""How long an idle engine waits for more calls."""
+SWITCH_INTERVAL_S = 0.0005
+MAX_ROWS = 512
+"""Calls in one forward pass."""
+PREFILL_IDS = 4096
+"""Ids, padding included, in one prefill pass; a longer prompt is read in chunks."""
+WORTH_WAITING = 2 * BLOCK
+"""A prompt waits for another one of its wave when it can then copy this many more ids."""
+SELF_TEST_LENGTH = 48
+SELF_TEST_TOLERANCE = 1e-4
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """One `generate` on its way."""
+
+    prompt: list[int]
+    sampling: Sampling
+    session: str
+    future: Future[Generation]
+    stop_ids: frozenset[int]
+    hashes: list[int]
+    """Of the blocks of what is to be read: the prompt, and after new weights the sampled ids too."""
+    out: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    n_cached: int | None = None
+    """Prompt ids found in the cache at first. None: not begun."""
+    row: Row | None = None
+
+    @property
+    def to_read(self) -> list[int]:
+        return self.prompt + self.out
+
+    @property
+    def n_held(self) -> int:
+        """Positions whose keys are in the row: all but the last sampled id."""
+        return len(self.prompt) + max(0, len(self.out) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    weights: dict[str, torch.Tensor]
+    version: int
+    done: Future[None]
+
+
+class LocalEngine:
+    """protocols.Engine over one Hugging Face folder, on the CPU or on CUDA."""
+
+    name = "local"
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        weights_from: Path | None = None,
+        device: torch.device | None = None,
+        kv_bytes: int | None = None,
+        threads: int = 1,
+        weight_version: int = 0,
+    ) -> None:
+        """Load the model, test its cache, start the thread.
+
+        Args:
+            kv_bytes: memory the KV cache may grow to. None: a quarter of the machine's, or 60 % of the GPU's free.
+            threads: operation threads of the CPU.
+
+        Raises:
+            ModelError: the folder can't be loaded.
+        """
+        self.device = device or policy.choose_device()
+        self.model = policy.load_model(folder, device=self.device, weights_from=weights_from)
+        self.max_length = policy.max_length(self.model.config)
+        self.weight_version = weight_version
+        self.kv_cache = False
+        """Whether keys and values are kept. False: every token recomputes its whole prefix, correct and slow."""
+        self.kv_cache_reason = ""
+        """Why not. Empty when they are."""
+        self._logits = policy.Logits(self.model)
+        self._n_vocabulary = policy.vocabulary_size(self.model)
+        self._threads = threads
+        self._kv_bytes = kv_bytes or _default_kv_bytes(self.device)
+        self._rows: KVRows | None = None
+        self._inbox: SimpleQueue[Call | Release | Update | None] = SimpleQueue()
+        self._waiting: list[Call] = []
+        self._running: list[Call] = []
+        self._sessions: set[str] = set()
+        self._failure: BaseException | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+        self._counts: dict[str, float] = dict.fromkeys(
+            ("sampled_ids", "prefilled_ids", "cached_ids", "decode_steps", "decode_rows", "busy_s"), 0.0
+        )
+        self._prepare_cache()
+        _lower_switch_interval()
+        self._thread = threading.Thread(target=self._main, name="agenttrain-engine", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def from_context(cls, context: EngineContext) -> LocalEngine:
+        """The engine that `engine.name = "local"` means."""
+        return cls(context.model, weights_from=context.weights_from)
+
+    # ── any thread ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def generate(self, prompt_ids: Ids, sampling: Sampling, *, session: str) -> Future[Generation]:
+        """Sample a response; the future is already running and can't be cancelled, `release` ends it.
+
+        Raises:
+            EngineError: the prompt is empty, holds an id outside the vocabulary or leaves no room; or the engine has
+                failed or is closed.
+        """
+        self._check_open()
+        self._check_prompt(prompt_ids, sampling, session)
+        future: Future[Generation] = Future()
+        future.set_running_or_notify_cancel()
+        prompt = list(prompt_ids)
+        call = Call(
+            prompt=prompt,
+            sampling=sampling,
+            session=session,
+            future=future,
+            stop_ids=frozenset(sampling.stop_ids),
+            hashes=block_hashes(prompt) if self.kv_cache else [],
+        )
+        with self._lock:
+            self._check_open()
+            self._inbox.put(call)
+        return future
+
+    def release(self, session: str) -> None:
+        """The rollout has ended: its rows are free, its calls in flight end as aborted."""
+        with self._lock:
+            if not self._closed and self._failure is None:
+                self._inbox.put(Release(session))
+
+    def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
+        """Take new weights between two decode steps; returns when the next token is sampled from them.
+
+        Calls in flight go on with the new weights, and read their ids again: no key of older weights is kept.
+
+        Raises:
+            EngineError: a name or shape that the model has not (nothing is taken), or the engine has failed or is
+                closed.
+        """
+        update = Update({name: tensor.detach() for name, tensor in weights}, version, Future())
+        with self._lock:
+            self._check_open()
+            self._inbox.put(update)
+        update.done.result()
+
+    def stats(self) -> Mapping[str, float]:
+        """Counters since the start; the mean batch width is decode_rows / decode_steps."""
+        return dict(self._counts)
+
+    def close(self) -> None:
+        """End the thread and free the memory; calls in flight end as aborted. Safe to call twice."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._inbox.put(None)
+        self._thread.join()
+        self._rows = None
+        _restore_switch_interval()
+
+    def _check_open(self) -> None:
+        if self._failure is not None:
+            raise EngineError(f"The local engine has failed: {self._failure!r}. Start a new one.") from self._failure
+        if self._closed:
+            raise EngineError("The local engine is closed. Open a new one to generate or to publish weights.")
+
+    def _check_prompt(self, prompt_ids: Ids, sampling: Sampling, session: str) -> None:
+        n = len(prompt_ids)
+        if n == 0:
+            raise EngineError(f"The prompt of session {session} is empty. Give at least one id.")
+        if sampling.max_tokens < 1:
+            raise EngineError(f"max_tokens is {sampling.max_tokens} in session {session}. Ask for at least 1.")
+        if n + sampling.max_tokens > self.max_length:
+            raise EngineError(
+                f"Session {session} asks for {n} prompt ids and {sampling.max_tokens} new ones, and the model takes "
+                f"{self.max_length} together. Lower limits.tokens, or shorten the prompt."
+            )
+        if min(prompt_ids) < 0 or max(prompt_ids) >= self._n_vocabulary:
+            bad = next(i for i in prompt_ids if not 0 <= i < self._n_vocabulary)
+            raise EngineError(
+                f"The prompt of session {session} holds id {bad}, and the model's vocabulary has {self._n_vocabulary} "
+                "ids. Use the tokenizer of the model's own folder."
+            )
+
+    # ── the engine's thread ──────────────────────────────────────────────────────────────────────────────────────
+
+    def _main(self) -> None:
+        try:
+            if self.device.type == "cpu":
+                torch.set_num_threads(self._threads)
+            with torch.inference_mode():
+                while self._receive():
+                    began = time.perf_counter()
+                    self._admit()
+                    if self._running:
+                        self._decode()
+                    self._counts["busy_s"] += time.perf_counter() - began
+            self._end_all(self._abort)
+        except BaseException as error:
+            with self._lock:
+                self._failure = error
+            self._end_all(self._fail)
+
+    def _receive(self) -> bool:
+        """Take all that has arrived; waits when there is nothing to do. False: the engine is to close."""
+        if not self._running and not self._waiting:
+            if not self._take(self._inbox.get()):
+                return False
+            if not self._wait_for_company():
+                return False
+        while True:
+            try:
+                item = self._inbox.get_nowait()
+            except Empty:
+                return True
+            if not self._take(item):
+                return False
+
+    def _wait_for_company(self) -> bool:
+        until = time.perf_counter() + COMPANY_S
+        while self._waiting and len(self._waiting) < len(self._sessions):
+            try:
+                item = self._inbox.get(timeout=max(0.0, until - time.perf_counter()))
+            except Empty:
+                break
+            if not self._take(item):
+                return False
+        return True
+
+    def _take(self, item: Call | Release | Update | None) -> bool:
+        match item:
+            case None:
+                return False
+            case Call():
+                self._sessions.add(item.session)
+                self._waiting.append(item)
+            case Release():
+                self._release(item.session)
+            case Update():
+                self._update(item)
+        return True
+
+    def _release(self, session: str) -> None:
+        self._sessions.discard(session)
+        for call in [call for call in (*self._waiting, *self._running) if call.session == session]:
+            self._abort(call)
+        if self._rows is not None:
+            self._rows.free(session)
+
+    def _update(self, update: Update) -> None:
+        try:
+            policy.load_weights(self.model, update.weights, where=f"weight version {update.version}")
+        except AgenttrainError as error:
+            update.done.set_exception(EngineError(str(error)))
+            return
+        except BaseException as error:
+            update.done.set_exception(EngineError(f"The local engine failed on new weights: {error!r}"))
+            raise
+        self.weight_version = update.version
+        if self._rows is not None:
+            for call in self._running:
+                if call.row is not None:
+                    call.row.call = None
+                call.row, call.hashes = None, block_hashes(call.to_read)
+            self._rows.forget()
+            self._waiting, self._running = self._running + self._waiting, []
+        update.done.set_result(None)
+
+    # ── joining ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _admit(self) -> None:
+        """Let waiting calls join: each gets a row, reads what the cache lacks and samples one id."""
+        if self._rows is None:
+            while self._waiting and len(self._running) < MAX_ROWS:
+                self._running.append(self._waiting.pop(0))
+            return
+        while self._waiting:
+            joining = self._seat(self._rows)
+            if not joining:
+                return
+            for group in _alike(joining):
+                self._prefill(self._rows, group)
+
+    def _seat(self, rows: KVRows) -> list[tuple[Call, int]]:
+        """Rows for those that may begin now, with how many ids each row already holds."""
+        joining: list[tuple[Call, int]] = []
+        copies: list[tuple[Row, Row, int]] = []
+        coming: dict[int, int] = {}
+        later: list[Call] = []
+        longest = max(len(call.prompt) + call.sampling.max_tokens for call in self._waiting)
+        rows.ensure_length(min(longest, max(len(call.to_read) for call in self._waiting) + BLOCK))
+        for call in self._waiting:
+            ids = call.to_read
+            n = 0
+            row: Row | None = None
+            own = rows.own_row(call.session, ids)
+            found = rows.find(ids, call.hashes)
+            if own is not None and (found is None or own[1] + BLOCK > found[1]):
+                row, n = own
+            else:
+                n = found[1] if found else 0
+                soon = max((coming[block] for block in call.hashes if block in coming), default=0)
+                if soon - n >= WORTH_WAITING or len(self._running) + len(joining) >= MAX_ROWS:
+                    later.append(call)
+                    continue
+                row = rows.take(call.session, len(ids))
+                if row is None:
+                    later.append(call)
+                    continue
+                if found:
+                    copies.append((found[0], row, n))
+            n = min(n, len(ids) - 1)
+            row.call, call.row, row.ids = call, row, ids[:n]
+            rows.touch(row)
+            self._counts["cached_ids"] += n
+            if call.n_cached is None:
+                call.n_cached = n
+            coming.update((block, (i + 1) * BLOCK) for i, block in enumerate(call.hashes))
+            joining.append((call, n))
+        rows.copy_prefixes(copies)
+        self._waiting = later
+        return joining
+
+    def _prefill(self, rows: KVRows, group: Sequence[tuple[Call, int]]) -> None:
+        """Read what each call's row lacks, then sample one id for each."""
+        calls = [call for call, _ in group]
+        starts = [start for _, start in group]
+        ids = [call.to_read for call in calls]
+        chunk = max(1, PREFILL_IDS // len(calls))
+        n_chunks = max(-(-(len(row) - start) // chunk) for row, start in zip(ids, starts, strict=True))
+        for i in range(n_chunks):
+            parts = [row[start + i * chunk : start + (i + 1) * chunk] for row, start in zip(ids, starts, strict=True)]
+            logits = self._read(rows, calls, parts, [start + i * chunk for start in starts])
+        self._counts["prefilled_ids"] += sum(len(row) - start for row, start in zip(ids, starts, strict=True))
+        for call, row_ids in zip(calls, ids, strict=True):
+            assert call.row is not None
+            call.row.ids = row_ids
+            rows.index(call.row, call.hashes)
+        self._running += calls
+        self._sample(calls, logits)
+
+    def _read(
+        self, rows: KVRows, calls: Sequence[Call], parts: Sequence[list[int]], starts: Sequence[int]
+    ) -> torch.Tensor:
+        """One prefill pass: parts [m][≤ T] at starts [m]; logits [m, V] at the end of each part."""
+        width = max(map(len, parts))
+        end = max(start + len(part) for start, part in zip(starts, parts, strict=True))
+        ids = torch.tensor([part + [0] * (width - len(part)) for part in parts], device=self.device)
+        first = torch.tensor(starts, device=self.device)
+        lengths = torch.tensor([len(part) for part in parts], device=self.device)
+        columns = torch.arange(width, device=self.device)
+        real = columns < lengths[:, None]
+        positions = first[:, None] + torch.minimum(columns, (lengths - 1).clamp(min=0)[:, None])
+        visible = torch.arange(end, device=self.device) <= positions[:, :, None]
+        at_row = torch.arange(len(parts), device=self.device)
+        return self._logits.at(
+            at_row * width + (lengths - 1).clamp(min=0),
+            ids,
+            attention_mask=self._mask(visible[:, None]),
+            position_ids=positions,
+            cache=rows.prefilling([_row(call) for call in calls], first, real, end),
+            use_cache=True,
+        )
+
+    # ── decoding ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _decode(self) -> None:
+        if self._rows is None:
+            self._sample(list(self._running), self._recomputed(self._running))
+        else:
+            self._decode_cached(self._rows)
+        self._counts["decode_steps"] += 1
+
+    def _decode_cached(self, rows: KVRows) -> None:
+        """One more id for every running call, from the front rows."""
+        end = 1 + max(call.n_held for call in self._running)
+        rows.ensure_length(end)
+        rows.gather_front()
+        front = rows.rows[: rows.n_front]
+        ids, places = [], []
+        for row in front:
+            if row.call is not None:
+                ids.append(row.call.out[-1])
+                places.append(row.call.n_held)
+            else:
+                # An idle row takes part too: what it writes is behind what it holds, or that end is given up.
+                place = min(len(row.ids), end - 1)
+                del row.ids[place:]
+                ids.append(0)
+                places.append(place)
+        positions = torch.tensor(places, device=self.device)
+        visible = torch.arange(end, device=self.device) <= positions[:, None]
+        busy = [i for i, row in enumerate(front) if row.call is not None]
+        logits = self._logits.at(
+            torch.tensor(busy, device=self.device),
+            torch.tensor(ids, device=self.device)[:, None],
+            attention_mask=self._mask(visible[:, None, None]),
+            position_ids=positions[:, None],
+            cache=rows.decoding(positions, end),
+            use_cache=True,
+        )
+        calls = [front[i].call for i in busy]
+        self._counts["decode_rows"] += len(calls)
+        self._sample(calls, logits)
+
+    def _recomputed(self, calls: Sequence[Call]) -> torch.Tensor:
+        """Logits [B, V] at the end of each call's ids, without a cache."""
+        ids, attention_mask = policy.padded([call.to_read for call in calls], self.device)
+        last = attention_mask.sum(dim=1) - 1
+        flat = torch.arange(len(calls), device=self.device) * ids.shape[1] + last
+        self._counts["decode_rows"] += len(calls)
+        self._counts["prefilled_ids"] += sum(len(call.to_read) for call in calls)
+        return self._logits.at(flat, ids, attention_mask=attention_mask, use_cache=False)
+
+    def _sample(self, calls: Sequence[Call], logits: torch.Tensor) -> None:
+        """Draw one id for each call, and end those that are through."""
+        ids, logprobs = draw(
+            logits,
+            temperatures=[call.sampling.temperature for call in calls],
+            seeds=[call.sampling.seed for call in calls],
+            positions=[len(call.out) for call in calls],
+        )
+        self._counts["sampled_ids"] += len(calls)
+        for call, token, logprob in zip(calls, ids, logprobs, strict=True):
+            call.out.append(token)
+            call.logprobs.append(logprob)
+            call.versions.append(self.weight_version)
+            if token in call.stop_ids:
+                self._end(call, "stop")
+            elif len(call.out) == call.sampling.max_tokens:
+                self._end(call, "length")
+
+    # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _end(self, call: Call, reason: StopReason) -> None:
+        self._leave(call)
+        call.future.set_result(
+            Generation(
+                token_ids=tuple(call.out),
+                logprobs=tuple(call.logprobs),
+                weight_versions=tuple(call.versions),
+                stop_reason=reason,
+                n_cached_ids=call.n_cached or 0,
+            )
+        )
+
+    def _leave(self, call: Call) -> None:
+        for calls in (self._running, self._waiting):
+            if call in calls:
+                calls.remove(call)
+        if call.row is not None:
+            call.row.ids = call.to_read[: call.n_held]
+            call.row.call, call.row = None, None
+
+    def _abort(self, call: Call) -> None:
+        self._end(call, "aborted")
+
+    def _fail(self, call: Call) -> None:
+        call.future.set_exception(EngineError(f"The local engine failed while it answered: {self._failure!r}"))
+
+    def _end_all(self, end: Callable[[Call], None]) -> None:
+        """End every call and refuse every update that is left, those still in the inbox too."""
+        left = [*self._running, *self._waiting]
+        while True:
+            try:
+                item = self._inbox.get_nowait()
+            except Empty:
+                break
+            if isinstance(item, Call):
+                left.append(item)
+            elif isinstance(item, Update):
+                item.done.set_exception(EngineError("The local engine ended before it took the new weights."))
+        for call in left:
+            if not call.future.done():
+                end(call)
+        self._running, self._waiting = [], []
+
+    # ── the cache ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _mask(self, visible: torch.Tensor) -> torch.Tensor:
+        """Additive [B, 1, T, end]: 0 where a query may look."""
+        return torch.zeros_like(visible, dtype=torch.float32).masked_fill_(~visible, torch.finfo(torch.float32).min)
+
+    def _prepare_cache(self) -> None:
+        """Use the cache if the model's attention is plain and a test confirms it; else say why not."""
+        self.kv_cache_reason = _why_not_plain(self.model.config, self.max_length)
+        if self.kv_cache_reason:
+            return
+        with torch.inference_mode():
+            try:
+                self._rows = KVRows(
+                    self._cache_shapes(),
+                    device=self.device,
+                    dtype=torch.float32,
+                    budget_bytes=self._kv_bytes,
+                    max_length=self.max_length,
+                )
+                difference = self._self_test(self._rows)
+            except Exception as error:  # the model's own code: any architecture may refuse the cache in its own way
+                self.kv_cache_reason = f"{type(self.model).__name__} does not take the cache: {error!r}"
+                self._rows = None
+                return
+        if not difference <= SELF_TEST_TOLERANCE:
+            self.kv_cache_reason = f"logits with the cache differ from those without by {difference:.1e}"
+            self._rows = None
+            return
+        self.kv_cache = True
+
+    def _cache_shapes(self) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+        shapes: dict[int, tuple[tuple[int, int], tuple[int, int]]] = {}
+
+        class Shapes(Cache):
+            def update(
+                self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+            ) -> tuple[torch.Tensor, torch.Tensor]:
+                shapes[layer_idx] = (
+                    (key_states.shape[1], key_states.shape[3]),
+                    (value_states.shape[1], value_states.shape[3]),
+                )
+                return key_states, value_states
+
+        ids = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        self._logits.at(
+            torch.tensor([0], device=self.device),
+            ids,
+            attention_mask=self._mask(torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)),
+            position_ids=ids,
+            cache=Shapes(layers=[]),
+            use_cache=True,
+        )
+        if sorted(shapes) != list(range(len(shapes))) or not shapes:
+            raise EngineError(f"the layers {sorted(shapes)} keep keys, and all from 0 on must")
+        return [shapes[i] for i in range(len(shapes))]
+
+    def _self_test(self, rows: KVRows) -> float:
+        """Largest difference between logits with and without the cache on one random sequence."""
+        generator = torch.Generator().manual_seed(0)
+        n = min(SELF_TEST_LENGTH, self.max_length)
+        ids = torch.randint(self._n_vocabulary, (n,), generator=generator).tolist()
+        call = Call(ids, Sampling(temperature=0, max_tokens=1, seed=0, stop_ids=()), "", Future(), frozenset(), [])
+        row = rows.take("", n)
+        assert row is not None
+        rows.ensure_length(n)
+        row.call, call.row = call, row
+        half = n // 2
+        self._read(rows, [call], [ids[:half]], [0])
+        cached = [self._read(rows, [call], [ids[half : n - 1]], [half])]
+        rows.n_front = 1
+        position = torch.tensor([n - 1], device=self.device)
+        cached.append(
+            self._logits.at(
+                torch.tensor([0], device=self.device),
+                torch.tensor([[ids[-1]]], device=self.device),
+                attention_mask=self._mask(torch.ones(1, 1, 1, n, dtype=torch.bool, device=self.device)),
+                position_ids=position[:, None],
+                cache=rows.decoding(position, n),
+                use_cache=True,
+            )
+        )
+        whole = self.model(
+            input_ids=torch.tensor([ids], device=self.device),
+            attention_mask=torch.ones(1, n, dtype=torch.long, device=self.device),
+            use_cache=False,
+        ).logits[0, n - 2 :]
+        row.call, row.ids, row.session, rows.n_front = None, [], None, 0
+        return float((torch.cat(cached) - whole).abs().max())
+
+
+def _row(call: Call) -> Row:
+    assert call.row is not None
+    return call.row
+
+
+def _alike(joining: Sequence[tuple[Call, int]]) -> list[list[tuple[Call, int]]]:
+    """Split a wave into prefill passes of similar length, so that little is padding."""
+    groups: list[list[tuple[Call, int]]] = []
+    shortest = 0
+    for call, start in sorted(joining, key=lambda item: len(item[0].to_read) - item[1]):
+        n = len(call.to_read) - start
+        fits = groups and n <= 2 * shortest + BLOCK and n * (len(groups[-1]) + 1) <= PREFILL_IDS
+        if not fits:
+            groups.append([])
+            shortest = n
+        groups[-1].append((call, start))
+    return groups
+
+
+def _why_not_plain(config: Any, longest: int) -> str:
+    """Why a model's cache is not plain full attention, as far as its configuration tells. Empty: it may be."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    if getattr(text, "is_encoder_decoder", False):
+        return "the model has an encoder"
+    layer_types = set(getattr(text, "layer_types", None) or ())
+    window = getattr(text, "sliding_window", None)
+    if getattr(text, "use_sliding_window", True) is False or (isinstance(window, int) and window >= longest):
+        window = None
+        layer_types.discard("sliding_attention")
+    if other := layer_types - {"full_attention"}:
+        return f"layers of type {', '.join(sorted(other))}"
+    if window is not None and not layer_types:
+        return f"attention over a sliding window of {window}"
+    if getattr(text, "attention_chunk_size", None) is not None and not layer_types:
+        return "chunked attention"
+    return ""
+
+
+def _default_kv_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free * 0.6)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+
+
+_switch_lock = threading.Lock()
+_switch_before: list[float] = []
+"""The interval found by each engine that is open; the first is the process's own."""
+
+
+def _lower_switch_interval() -> None:
+    with _switch_lock:
+        _switch_before.append(sys.getswitchinterval())
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+
+
+def _restore_switch_interval() -> None:
+    with _switch_lock:
+        last = _switch_before[0]
+        _switch_before.pop()
+        if not _switch_before:
+            sys.setswitchinterval(last)

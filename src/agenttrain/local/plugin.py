@@ -1,0 +1,33 @@
+"""The embedded engine and trainer under the name "local". Imports nothing heavy until a run opens them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from agenttrain.markers import hookimpl
+
+if TYPE_CHECKING:
+    from agenttrain.protocols import Engine, EngineContext, EngineFactory, Trainer, TrainerContext, TrainerFactory
+
+
+@hookimpl
+def agenttrain_register_engines(register: Callable[[str, EngineFactory], None]) -> None:
+    register("local", make_engine)
+
+
+@hookimpl
+def agenttrain_register_trainers(register: Callable[[str, TrainerFactory], None]) -> None:
+    register("local", make_trainer)
+
+
+def make_engine(context: EngineContext) -> Engine:
+    from agenttrain.local.engine import LocalEngine
+
+    return LocalEngine.from_context(context)
+
+
+def make_trainer(context: TrainerContext) -> Trainer:
+    from agenttrain.local.trainer import LocalTrainer
+
+    return LocalTrainer(context)
