@@ -1,0 +1,420 @@
+"""Records become rows of SQLite files, and rows become the same records again.
+
+A run has one file per writing process, and each file one writer thread that owns its connection. A put only queues:
+all that is queued at one moment goes into one transaction (WAL, synchronous=NORMAL: a commit survives the death of the
+process). `read_store` merges the files of a folder and never writes.
+
+Invariants: a record read back equals the one written; a second put of an equal record changes nothing, and of a
+different one fails; after a failure every put and flush raises, so that nothing is lost in silence. What JSON can't
+hold in a task's own data is kept as its repr.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import secrets
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import closing
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from agenttrain.errors import CaptureError, RunError
+from agenttrain.records import (
+    RECORD_VERSION,
+    CallSite,
+    Reward,
+    RewardPart,
+    Rollout,
+    RolloutRequest,
+    RolloutResult,
+    Sample,
+    Sampling,
+    Task,
+    Trajectory,
+    Turn,
+    TurnSpan,
+)
+
+SCHEMA: Final = """
+CREATE TABLE intents (turn_id TEXT PRIMARY KEY, rollout_id TEXT NOT NULL, started_at REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE turns (id TEXT PRIMARY KEY, rollout_id TEXT NOT NULL, body TEXT NOT NULL, prompt_ids BLOB NOT NULL,
+    response_ids BLOB NOT NULL, response_logprobs BLOB NOT NULL, weight_versions BLOB NOT NULL);
+CREATE INDEX turns_of_rollout ON turns (rollout_id);
+CREATE TABLE results (rollout_id TEXT PRIMARY KEY, body TEXT NOT NULL);
+CREATE TABLE trajectories (rollout_id TEXT NOT NULL, place INTEGER NOT NULL, body TEXT NOT NULL,
+    prompt_ids BLOB NOT NULL, response_ids BLOB NOT NULL, response_mask BLOB NOT NULL, response_logprobs BLOB NOT NULL,
+    weight_versions BLOB NOT NULL, PRIMARY KEY (rollout_id, place));
+CREATE TABLE samples (rollout_id TEXT NOT NULL, place INTEGER NOT NULL, body TEXT NOT NULL, prompt_ids BLOB NOT NULL,
+    response_ids BLOB NOT NULL, response_mask BLOB NOT NULL, response_logprobs BLOB NOT NULL,
+    PRIMARY KEY (rollout_id, place));
+"""
+
+ARRAYS: Final[Mapping[str, np.dtype[Any]]] = {
+    "prompt_ids": np.dtype("<i4"),
+    "response_ids": np.dtype("<i4"),
+    "response_mask": np.dtype("u1"),
+    "response_logprobs": np.dtype("<f8"),
+    "weight_versions": np.dtype("<i4"),
+}
+"""Per-token fields and how they lie in a blob; float64, so that log probabilities come back exactly."""
+
+WAVE: Final = 4096
+"""Puts that one transaction takes at most."""
+
+Row = tuple[str, tuple[Any, ...]]
+"""Table and values, the primary key first."""
+Put = Callable[[], list[Row]]
+"""Rows to write; made on the writer thread where the record can't change."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intent:
+    """A model call that was begun; lost when no turn was recorded for it."""
+
+    turn_id: str
+    rollout_id: str
+    started_at: float
+    """Unix seconds."""
+
+
+class SqliteStore:
+    """Keeps every record of this process in one new file of a folder. Thread-safe.
+
+    Example: store = SqliteStore(run_dir / "rollouts"); store.put_turn(turn); store.flush(); store.close()
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Create the folder and the file.
+
+        Raises:
+            RunError: neither can be written.
+        """
+        self.path = folder / f"{os.getpid()}-{secrets.token_hex(4)}.db"
+        self._queue: queue.SimpleQueue[Put | Future[None] | None] = queue.SimpleQueue()
+        self._failure: Exception | None = None
+        self._closed = False
+        opened: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, args=(opened,), name="agenttrain-store", daemon=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"{folder} can't be made: {error}. Free the disk or choose a folder to write in.") from error
+        self._thread.start()
+        opened.result()
+
+    def put_intent(self, *, turn_id: str, rollout_id: str, started_at: float) -> None:
+        row: Row = ("intents", (turn_id, rollout_id, started_at))
+        self._send(lambda: [row])
+
+    def put_turn(self, turn: Turn) -> None:
+        self._send(lambda: [_turn_row(turn)])
+
+    def put_result(self, result: RolloutResult) -> None:
+        """Queue a rollout, its trajectories and samples. The task is read now: the graph may change it later."""
+        rows = _result_rows(result)
+        self._send(lambda: rows)
+
+    def flush(self) -> None:
+        done: Future[None] = Future()
+        self._send(done)
+        done.result()
+
+    def close(self) -> None:
+        """Write what is queued and end the thread. Closing twice does nothing.
+
+        Raises:
+            RunError, CaptureError: something that was put could not be written.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._queue.put(None)
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failed()
+
+    def _send(self, item: Put | Future[None]) -> None:
+        if self._failure is not None:
+            raise self._failed()
+        if self._closed:
+            raise RunError(f"{self.path} was closed. Put records before the store is closed.")
+        self._queue.put(item)
+
+    def _failed(self) -> Exception:
+        failure = self._failure
+        if isinstance(failure, CaptureError):
+            return CaptureError(str(failure))
+        return RunError(
+            f"{self.path} can't be written: {failure}. What was flushed before is kept. "
+            "Free the disk, then go on with agenttrain fit --resume."
+        )
+
+    # The writer thread
+
+    def _run(self, opened: Future[None]) -> None:
+        try:
+            connection = _create(self.path)
+        except sqlite3.Error as error:
+            self._failure = error
+            opened.set_exception(self._failed())
+            return
+        opened.set_result(None)
+        with closing(connection):
+            while self._serve(connection, self._wave()):
+                pass
+            self._serve(connection, [item for item in self._late() if item])
+
+    def _wave(self) -> list[Put | Future[None] | None]:
+        """What is queued now; waits for the first."""
+        wave = [self._queue.get()]
+        while len(wave) < WAVE and not self._queue.empty():
+            wave.append(self._queue.get())
+        return wave
+
+    def _late(self) -> Iterator[Put | Future[None] | None]:
+        """What other threads queued while the store was being closed."""
+        while not self._queue.empty():
+            yield self._queue.get()
+
+    def _serve(self, connection: sqlite3.Connection, wave: Sequence[Put | Future[None] | None]) -> bool:
+        """Write one wave and answer its flushes; False after the last."""
+        puts = [item for item in wave if callable(item)]
+        if self._failure is None and puts:
+            self._write(connection, puts)
+        for item in wave:
+            if isinstance(item, Future):
+                item.set_result(None) if self._failure is None else item.set_exception(self._failed())
+        return None not in wave
+
+    def _write(self, connection: sqlite3.Connection, puts: Sequence[Put]) -> None:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            for put in puts:
+                for table, values in put():
+                    _insert(connection, table, values)
+            connection.execute("COMMIT")
+        except Exception as error:
+            # Nothing may end this thread in silence: whoever puts or flushes next gets the failure.
+            self._failure = error
+            if connection.in_transaction:
+                _roll_back(connection)
+
+
+def _create(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=NORMAL")
+    connection.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version={RECORD_VERSION}; COMMIT;")
+    return connection
+
+
+def _insert(connection: sqlite3.Connection, table: str, values: tuple[Any, ...]) -> None:
+    marks = ", ".join("?" * len(values))
+    if connection.execute(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", values).rowcount == 1:
+        return
+    n_key = 2 if table in ("trajectories", "samples") else 1
+    columns = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")][:n_key]
+    where = " AND ".join(f"{name} = ?" for name in columns)
+    if connection.execute(f"SELECT * FROM {table} WHERE {where}", values[:n_key]).fetchone() != values:
+        raise CaptureError(
+            f"{values[0]} was put into {table} twice with different content. A record is written once: "
+            "give a new attempt its own rollout id."
+        )
+
+
+def _roll_back(connection: sqlite3.Connection) -> None:
+    try:
+        connection.execute("ROLLBACK")
+    except sqlite3.Error:
+        pass  # SQLite has rolled back by itself, as it does on a full disk.
+
+
+# Reading
+
+
+def read_store(folder: Path) -> StoreView:
+    """All that the files of a folder hold, as of each question; processes may still be writing.
+
+    Raises:
+        RunError: the folder is missing, a file is damaged, or its records have a higher version than this agenttrain.
+    """
+    if not folder.is_dir():
+        raise RunError(f"{folder} is no folder. Give the rollouts folder of a run: runs/<id>/rollouts.")
+    view = StoreView(folder)
+    for path in view.paths():
+        with view.open(path):
+            pass
+    return view
+
+
+class StoreView:
+    """Reads the merged records of a folder. Make it with `read_store`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def rollouts(self) -> tuple[Rollout, ...]:
+        """Every finished rollout, by start."""
+        bodies = (json.loads(body)["rollout"] for _, body in self._unique("results", 1))
+        return tuple(sorted((_rollout(body) for body in bodies), key=lambda rollout: (rollout.started_at, rollout.id)))
+
+    def rollout(self, id: str) -> Rollout:
+        """One finished rollout.
+
+        Raises:
+            RunError: no file holds it; names some that are there.
+        """
+        for _, body in self._unique("results", 1, "rollout_id", id):
+            return _rollout(json.loads(body)["rollout"])
+        known = ", ".join(rollout.id for rollout in self.rollouts()[:5]) or "none"
+        raise RunError(f"{self.folder} holds no finished rollout {id!r}. Rollouts there: {known} …")
+
+    def turns(self, rollout_id: str) -> tuple[Turn, ...]:
+        """The turns of a rollout, finished or not, by index."""
+        turns = (_turn(row) for row in self._unique("turns", 1, "rollout_id", rollout_id))
+        return tuple(sorted(turns, key=lambda turn: turn.index))
+
+    def trajectories(self, rollout_id: str) -> tuple[Trajectory, ...]:
+        return tuple(_trajectory(row) for row in self._unique("trajectories", 2, "rollout_id", rollout_id))
+
+    def results(self) -> Iterator[RolloutResult]:
+        """Every finished rollout with all that it left, one at a time, by start."""
+        for rollout in self.rollouts():
+            ((_, text),) = self._unique("results", 1, "rollout_id", rollout.id)
+            request = json.loads(text)["request"]
+            yield RolloutResult(
+                request=RolloutRequest(**{**request, "task": Task(**request["task"])}),
+                rollout=rollout,
+                turns=self.turns(rollout.id),
+                trajectories=self.trajectories(rollout.id),
+                samples=tuple(_sample(row) for row in self._unique("samples", 2, "rollout_id", rollout.id)),
+            )
+
+    def intents(self) -> tuple[Intent, ...]:
+        """Every call that was begun, by start; those with a turn are not lost."""
+        calls = (Intent(turn_id=id, rollout_id=of, started_at=at) for id, of, at in self._unique("intents", 1))
+        return tuple(sorted(calls, key=lambda call: (call.started_at, call.turn_id)))
+
+    def lost_calls(self) -> tuple[Intent, ...]:
+        """Calls that were begun and whose answer no file holds."""
+        answered = {id for (id,) in self._rows("SELECT id FROM turns", ())}
+        return tuple(call for call in self.intents() if call.turn_id not in answered)
+
+    def paths(self) -> tuple[Path, ...]:
+        return tuple(sorted(self.folder.glob("*.db")))
+
+    def open(self, path: Path) -> closing[sqlite3.Connection]:
+        """A connection that can't write; it reads what a killed process left in its WAL too."""
+        try:
+            connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=30)
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+        except sqlite3.Error as error:
+            raise RunError(f"{path} can't be read: {error}. Move the file away to read the others.") from error
+        if version > RECORD_VERSION:
+            connection.close()
+            raise RunError(
+                f"{path} holds records of version {version}, and this agenttrain reads up to {RECORD_VERSION}. "
+                "Install the agenttrain that wrote it, or a newer one."
+            )
+        return closing(connection)
+
+    def _rows(self, query: str, values: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+        for path in self.paths():
+            with self.open(path) as connection:
+                (version,) = connection.execute("PRAGMA user_version").fetchone()
+                # Version 0: the process was killed before it had made its tables.
+                yield from connection.execute(query, values).fetchall() if version else ()
+
+    def _unique(self, table: str, n_key: int, column: str = "", value: str = "") -> list[tuple[Any, ...]]:
+        """The rows of all files; one that two files hold alike counts once."""
+        where = f" WHERE {column} = ?" if column else ""
+        by_key: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        for row in self._rows(f"SELECT * FROM {table}{where}", (value,) if column else ()):
+            if by_key.setdefault(row[:n_key], row) != row:
+                raise CaptureError(
+                    f"{self.folder} holds two different records of {row[0]} in {table}. "
+                    "Keep the file of one of the two processes that wrote it."
+                )
+        return [by_key[key] for key in sorted(by_key)] if n_key > 1 else list(by_key.values())
+
+
+# Records to rows
+
+
+def _turn_row(turn: Turn) -> Row:
+    return ("turns", (turn.id, turn.rollout_id, _body(turn), *_blobs(turn)))
+
+
+def _result_rows(result: RolloutResult) -> list[Row]:
+    id = result.rollout.id
+    body = json.dumps({"request": _plain(result.request), "rollout": _plain(result.rollout)}, default=repr)
+    rows: list[Row] = [("results", (id, body))]
+    rows += [("trajectories", (id, i, _body(each), *_blobs(each))) for i, each in enumerate(result.trajectories)]
+    rows += [("samples", (id, i, _body(each), *_blobs(each))) for i, each in enumerate(result.samples)]
+    return rows
+
+
+def _body(record: Turn | Trajectory | Sample) -> str:
+    """All of a record but its per-token fields, as JSON."""
+    return json.dumps(_plain(record), default=repr)
+
+
+def _blobs(record: Turn | Trajectory | Sample) -> list[bytes]:
+    return [np.asarray(getattr(record, name), dtype).tobytes() for name, dtype in _arrays(type(record))]
+
+
+def _arrays(kind: type[Turn | Trajectory | Sample]) -> list[tuple[str, np.dtype[Any]]]:
+    names = {each.name for each in fields(kind)}
+    return [(name, dtype) for name, dtype in ARRAYS.items() if name in names]
+
+
+def _plain(value: Any) -> Any:
+    """A record as nested dicts and lists, per-token fields left out."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: _plain(getattr(value, each.name)) for each in fields(value) if each.name not in ARRAYS}
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value
+
+
+# Rows to records
+
+
+def _turn(row: Sequence[Any]) -> Turn:
+    body = json.loads(row[2])
+    body["site"] = CallSite(**{**body["site"], "tags": tuple(body["site"]["tags"])})
+    if body["sampling"] is not None:
+        body["sampling"] = Sampling(**{**body["sampling"], "stop_ids": tuple(body["sampling"]["stop_ids"])})
+    return Turn(**body, **_read_blobs(Turn, row[3:]))
+
+
+def _trajectory(row: Sequence[Any]) -> Trajectory:
+    body = json.loads(row[2])
+    body["spans"] = tuple(TurnSpan(**span) for span in body["spans"])
+    return Trajectory(**body, **_read_blobs(Trajectory, row[3:]))
+
+
+def _sample(row: Sequence[Any]) -> Sample:
+    return Sample(**json.loads(row[2]), **_read_blobs(Sample, row[3:]))
+
+
+def _rollout(body: dict[str, Any]) -> Rollout:
+    reward = body["reward"]
+    if reward is not None:
+        reward = Reward(**{**reward, "parts": tuple(RewardPart(**part) for part in reward["parts"])})
+    return Rollout(**{**body, "reward": reward})
+
+
+def _read_blobs(kind: type[Turn | Trajectory | Sample], blobs: Sequence[bytes]) -> dict[str, Any]:
+    pairs = zip(_arrays(kind), blobs, strict=True)
+    return {name: tuple(np.frombuffer(blob, dtype).tolist()) for (name, dtype), blob in pairs}
