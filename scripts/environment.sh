@@ -1,0 +1,15 @@
+# Makes a virtual environment of the repository's own and installs into it. Sourced by the scripts beside it.
+# Usage: make_environment NAME [EXTRA]; leaves its bin/ first on PATH.
+make_environment() {
+  local name=$1 extra=${2:-} python
+  python=${AGENTTRAIN_PYTHON:-$(command -v python3.11 || command -v python3.12 || command -v python3)}
+  if [ ! -x "$name/bin/python" ]; then
+    "$python" -m venv "$name"
+  fi
+  export PATH="$PWD/$name/bin:$PATH"
+  if ! cmp -s constraints.txt "$name/installed" || ! python -c "import agenttrain" 2>/dev/null; then
+    python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+    python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".$extra"
+    cp constraints.txt "$name/installed"
+  fi
+}

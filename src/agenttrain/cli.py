@@ -1,0 +1,71 @@
+"""The command line: which commands there are, and how an error becomes a message and an exit code.
+
+Exit codes: 0 done, 1 the work failed, 2 the arguments or the set-up are wrong, 130 stopped by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from agenttrain import __version__
+from agenttrain.commands.eval import eval_command
+from agenttrain.commands.fit import fit_command
+from agenttrain.commands.inspect import inspect_command
+from agenttrain.commands.plugins import plugins_command
+from agenttrain.errors import AgenttrainError, EngineError, RunError, TrainerError
+
+FAILED, WRONG_USE = 1, 2
+
+app = typer.Typer(
+    name="agenttrain",
+    help="Reinforcement-learning training for the LangGraph agents you already have.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("fit")(fit_command)
+app.command("eval")(eval_command)
+app.command("inspect")(inspect_command)
+app.command("plugins")(plugins_command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"agenttrain {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Reinforcement-learning training for the LangGraph agents you already have."""
+
+
+def main(args: list[str] | None = None) -> None:
+    """Run the command line and exit."""
+    _register_plugin_commands(app)
+    try:
+        app(args)
+    except AgenttrainError as error:
+        typer.echo(f"{type(error).__name__}: {error}", err=True)
+        sys.exit(exit_code(error))
+
+
+def exit_code(error: AgenttrainError) -> int:
+    """1 for what failed under way, 2 for what was wrong from the start."""
+    return FAILED if isinstance(error, EngineError | TrainerError | RunError) else WRONG_USE
+
+
+def _register_plugin_commands(into: Any) -> None:
+    """Commands of installed plugins; a broken plugin is told of by `agenttrain plugins`, and stops nothing here."""
+    from agenttrain.config import environment
+    from agenttrain.plugins import Plugins
+
+    Plugins.load(only=environment("AGENTTRAIN_PLUGINS")).register_commands(into)

@@ -1,0 +1,44 @@
+"""Arguments that several commands share, and what is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from agenttrain.config import parse_assignments
+
+RUNS = Path("runs")
+
+Graph = Annotated[str, typer.Argument(help="graph.py or graph.py:attribute.", metavar="GRAPH")]
+Model = Annotated[str | None, typer.Option("--model", help="Folder or hub id of the policy.")]
+Engine = Annotated[str | None, typer.Option("--engine", help="What answers token ids: local, or a plugin's.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Seed of the whole run.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="key=value over the configuration.", metavar="KEY=VALUE")]
+Json = Annotated[bool, typer.Option("--json", help="Standard output holds exactly one JSON object.")]
+
+
+def flag_tables(assignments: list[str] | None, **flags: Any) -> dict[str, Any]:
+    """Tables from `--set` and from flags named after keys; a flag wins over `--set`.
+
+    Example: flag_tables(["seed=1"], trainer__name="local", seed=None) -> {"seed": 1, "trainer": {"name": "local"}}
+    """
+    tables = parse_assignments(assignments or [])
+    for path, value in flags.items():
+        if value is None:
+            continue
+        *parents, leaf = path.split("__")
+        table = tables
+        for parent in parents:
+            table = table.setdefault(parent, {})
+        table[leaf] = value
+    return tables
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """One JSON object on standard output."""
+    import json
+
+    typer.echo(json.dumps(value))

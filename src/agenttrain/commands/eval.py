@@ -1,0 +1,82 @@
+"""`agenttrain eval`: the graph on tasks once more, with the base, a trained policy, or the user's own models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from agenttrain.commands.arguments import RUNS, Engine, Graph, Json, Model, Seed, Set, flag_tables, print_json
+from agenttrain.errors import ConfigError
+
+
+def eval_command(
+    graph: Graph,
+    run: Annotated[
+        str, typer.Option("--run", help="Whose weights: a run's id or path, base, or as-is (the user's own models).")
+    ] = "base",
+    tasks: Annotated[Path | None, typer.Option("--tasks", help="Task file; all its rows unless --split is given.")] = None,
+    split: Annotated[str | None, typer.Option("--split", help="train or held_out.")] = None,
+    repeats: Annotated[int | None, typer.Option("--repeats", help="Rollouts of each task.")] = None,
+    temperature: Annotated[float | None, typer.Option("--temperature", help="0 is greedy.")] = None,
+    engine: Engine = None,
+    model: Model = None,
+    seed: Seed = None,
+    set_: Set = None,
+    json: Json = False,
+) -> None:
+    """Roll out tasks and report; writes a RUN of its own."""
+    from agenttrain.commands.exporters import telemetry_from_environment
+    from agenttrain.commands.progress import Progress, print_evaluation
+    from agenttrain.fit import evaluate
+    from agenttrain.prepare import prepare
+    from agenttrain.run_folder import new_run
+
+    if split not in (None, "train", "held_out"):
+        raise ConfigError(f"--split is {split!r}; it takes train or held_out.")
+    flags = flag_tables(
+        set_,
+        model=_policy_of(run, model),
+        seed=seed,
+        engine__name=engine,
+        eval__repeats=repeats,
+        eval__temperature=temperature,
+    )
+    if tasks is not None and "tasks" not in flags.get("eval", {}):
+        flags.setdefault("eval", {})["tasks"] = n_rows(tasks)
+    job = prepare(
+        graph, cwd=Path.cwd(), flags=flags, needs_policy=run != "as-is", task_file=tasks, split=split
+    )
+    progress = Progress(job)
+    folder = new_run(RUNS, f"eval-{job.name}")
+    progress.starts(folder, resumed=False)
+    with telemetry_from_environment(folder.id):
+        report = evaluate(job, folder, watcher=progress)
+    progress.close()
+    if json:
+        print_json({**{k: v for k, v in report.items() if k != "result"}, **report["result"]})
+    else:
+        print_evaluation(report, folder)
+
+
+def n_rows(tasks: Path) -> int | None:
+    """Rows of a task file that was named on the command line: all of them are evaluated. None: it can't be read."""
+    try:
+        return max(1, sum(bool(line.strip()) for line in tasks.read_text(encoding="utf-8").splitlines()))
+    except OSError:
+        return None
+
+
+def _policy_of(run: str, model: str | None) -> Any:
+    """The folder whose weights are evaluated. None: the configured model."""
+    from agenttrain.run_folder import find_run
+
+    if run in ("base", "as-is"):
+        return model
+    if model is not None:
+        raise ConfigError("--model and --run RUN both name weights. Keep one.")
+    folder = find_run(run, RUNS)
+    if not folder.policy.is_dir():
+        raise ConfigError(f"{folder.id} has no policy/ yet: the run has not ended. agenttrain fit --resume {folder.id}")
+    return str(folder.policy)

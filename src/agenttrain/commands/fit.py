@@ -1,0 +1,85 @@
+"""`agenttrain fit`: baseline, training, held-out evaluation, report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agenttrain.commands.arguments import RUNS, Engine, Json, Model, Seed, Set, flag_tables, print_json
+from agenttrain.errors import ConfigError
+
+STOPPED = 130
+
+
+def fit_command(
+    graph: Annotated[
+        str | None, typer.Argument(help="graph.py or graph.py:attribute; may be left out with --resume.")
+    ] = None,
+    trainer: Annotated[str | None, typer.Option("--trainer", help="local, or a plugin's.")] = None,
+    engine: Engine = None,
+    model: Model = None,
+    tasks: Annotated[str | None, typer.Option("--tasks", help="Task file instead of the configured one.")] = None,
+    resume: Annotated[str | None, typer.Option("--resume", help="Go on with a run: its id or path.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, print the plan, start nothing.")] = False,
+    stop_on_alarm: Annotated[bool, typer.Option("--stop-on-alarm", help="Save and end at the first loud alarm.")] = False,
+    seed: Seed = None,
+    set_: Set = None,
+    json: Json = False,
+) -> None:
+    """Measure a baseline, train, measure the same held-out tasks again, and report."""
+    from agenttrain.commands.exporters import telemetry_from_environment
+    from agenttrain.commands.progress import Progress, print_plan, print_report
+    from agenttrain.fit import RunStopped, fit
+    from agenttrain.prepare import prepare
+    from agenttrain.run_folder import find_run, new_run
+
+    flags = flag_tables(
+        set_, model=model, tasks=tasks, seed=seed, trainer__name=trainer, engine__name=engine
+    )
+    run, saved = None, None
+    if resume is not None:
+        run = find_run(resume, RUNS)
+        saved, made_by = run.read_config()
+        graph = _same_graph(graph, made_by)
+    if graph is None:
+        raise ConfigError("fit needs a graph: agenttrain fit graph.py, or agenttrain fit --resume RUN.")
+    job = prepare(graph, cwd=Path.cwd(), flags=flags, saved=saved)
+    if dry_run:
+        print_plan(job, as_json=json)
+        return
+    progress = Progress(job)
+    run = run or new_run(RUNS, job.name, n_bytes=bytes_needed(job))
+    progress.starts(run, resumed=resume is not None)
+    with telemetry_from_environment(run.id):
+        try:
+            report = fit(job, run, watcher=progress, resume=resume is not None, stop_on_alarm=stop_on_alarm)
+        except RunStopped as stopped:
+            progress.stopped(stopped.run_id, stopped.why)
+            raise typer.Exit(STOPPED) from None
+    progress.close()
+    if json:
+        print_json(report)
+    else:
+        print_report(report, run)
+
+
+def bytes_needed(job: object) -> int:
+    """Disk for policy/ and checkpoints: weights and two AdamW moments in float32, once more while one is written."""
+    from agenttrain.prepare import Job
+
+    assert isinstance(job, Job)
+    if job.model is None:
+        return 0
+    weights = sum(file.stat().st_size for file in job.model.glob("*.safetensors"))
+    return 2 * weights * (3 * (job.config.checkpoint.keep + 1) + 1)
+
+
+def _same_graph(graph: str | None, made_by: dict[str, object]) -> str:
+    """The run's own graph; another one is refused."""
+    own = str(made_by["graph"])
+    attribute = made_by.get("attribute")
+    if graph is not None and Path(graph.rpartition(":")[0] or graph).resolve() != Path(own):
+        raise ConfigError(f"--resume goes on with the run's own graph, {own}, and {graph} is another. Leave it out.")
+    return own if attribute is None else f"{own}:{attribute}"

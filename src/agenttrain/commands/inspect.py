@@ -1,0 +1,205 @@
+"""`agenttrain inspect`: what was sampled, what of it is trained, and what it was worth, in the terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from agenttrain.commands.arguments import RUNS, Json, print_json
+from agenttrain.errors import RunError
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from agenttrain.capture.store import StoreView
+    from agenttrain.protocols import Renderer
+    from agenttrain.records import Rollout, Trajectory, Turn
+
+TRAINED, FROZEN, CONTEXT = "bold green", "yellow", "dim"
+
+
+def inspect_command(
+    run: Annotated[str, typer.Argument(help="Id or path of a run.", metavar="RUN")],
+    rollout: Annotated[str | None, typer.Argument(help="Id of a rollout, or the start of one.", metavar="ROLLOUT")] = None,
+    status: Annotated[str | None, typer.Option("--status", help="Only rollouts with this status.")] = None,
+    phase: Annotated[str | None, typer.Option("--phase", help="baseline, train, held_out or eval.")] = None,
+    limit: Annotated[int, typer.Option("--limit", help="Rollouts listed.", min=1)] = 20,
+    logprobs: Annotated[bool, typer.Option("--logprobs", help="A line per trained token with its log probability.")] = False,
+    json: Json = False,
+) -> None:
+    """List a run's rollouts, or show one: tokens coloured by mask, log probabilities, rewards, trajectories."""
+    from agenttrain.capture.store import read_store
+    from agenttrain.run_folder import find_run
+
+    folder = find_run(run, RUNS)
+    view = read_store(folder.rollouts)
+    if rollout is None:
+        rollouts = [r for r in view.rollouts() if status in (None, r.status) and phase in (None, r.phase)]
+        _list(rollouts, view, limit, as_json=json)
+        return
+    found = _find(view, rollout)
+    renderer = None if json else _renderer(folder.read_config()[0])
+    _show(found, view.turns(found.id), view.trajectories(found.id), renderer, as_json=json, logprobs=logprobs)
+
+
+def _find(view: StoreView, name: str) -> Rollout:
+    matches = [rollout for rollout in view.rollouts() if rollout.id.startswith(name)]
+    exact = [rollout for rollout in matches if rollout.id == name]
+    if exact or len(matches) == 1:
+        return (exact or matches)[0]
+    if not matches:
+        raise RunError(f"No rollout is named {name!r} in this run. agenttrain inspect RUN lists them.")
+    some = ", ".join(rollout.id for rollout in matches[:5])
+    raise RunError(f"{len(matches)} rollouts begin with {name!r}, for example {some}. Give more of the id.")
+
+
+def _renderer(tables: dict[str, Any]) -> Renderer | None:
+    """To decode ids; None when the model's folder is gone: ids are shown then."""
+    from agenttrain.capture.render import open_renderer
+    from agenttrain.errors import ModelError
+
+    table = tables.get("renderer", {})
+    try:
+        return open_renderer(tables["model"], family=table.get("family"), history=table.get("history", "keep"))
+    except (KeyError, ModelError):
+        return None
+
+
+def _list(rollouts: Sequence[Rollout], view: StoreView, limit: int, *, as_json: bool) -> None:
+    lost = [call.rollout_id for call in view.lost_calls()]
+    if as_json:
+        print_json({"rollouts": [_row(rollout) for rollout in rollouts], "lost_calls": lost})
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    counts = Counter((rollout.phase, rollout.status) for rollout in rollouts)
+    for (phase, status), count in sorted(counts.items()):
+        console.print(f"{phase}: {count} {status}")
+    if lost:
+        console.print(f"calls whose answer was lost: {len(lost)}, in {', '.join(sorted(set(lost))[:5])}", style="red")
+    table = Table("rollout", "status", "reward", "success", "turns", "tools", "tokens", "cause")
+    for rollout in rollouts[-limit:]:
+        row = _row(rollout)
+        reward = "none" if row["reward"] is None else f"{row['reward']:.3f}"
+        table.add_row(
+            rollout.id,
+            rollout.status,
+            reward,
+            "yes" if rollout.success else "no",
+            str(rollout.n_turns),
+            str(rollout.n_tool_calls),
+            str(rollout.n_sampled_ids),
+            rollout.cause[:60],
+        )
+    console.print(table)
+    if len(rollouts) > limit:
+        console.print(f"the last {limit} of {len(rollouts)}; --limit shows more, --status and --phase choose")
+
+
+def _row(rollout: Rollout) -> dict[str, Any]:
+    return {
+        "id": rollout.id,
+        "task": rollout.task_id,
+        "phase": rollout.phase,
+        "step": rollout.step,
+        "status": rollout.status,
+        "cause": rollout.cause,
+        "reward": None if rollout.reward is None else rollout.reward.score,
+        "success": rollout.success,
+        "turns": rollout.n_turns,
+        "tool_calls": rollout.n_tool_calls,
+        "invalid_tool_calls": rollout.n_invalid_tool_calls,
+        "tokens": rollout.n_sampled_ids,
+        "seconds": rollout.seconds,
+    }
+
+
+def _show(
+    rollout: Rollout,
+    turns: Sequence[Turn],
+    paths: Sequence[Trajectory],
+    renderer: Renderer | None,
+    *,
+    as_json: bool,
+    logprobs: bool,
+) -> None:
+    if as_json:
+        from dataclasses import asdict
+
+        print_json({**_row(rollout), "turns": [asdict(t) for t in turns], "trajectories": [asdict(p) for p in paths]})
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"{rollout.id}: {rollout.status} {rollout.cause}".rstrip(), style="bold", markup=False)
+    _show_reward(console, rollout)
+    for turn in turns:
+        console.print(_turn_line(turn), markup=False)
+    for path in paths:
+        _show_path(console, path, renderer, logprobs=logprobs)
+    console.print("green is trained, yellow is frozen or dropped, grey is context", style="dim")
+
+
+def _show_reward(console: Any, rollout: Rollout) -> None:
+    if rollout.reward is None:
+        console.print("reward: none (the status gives none)")
+        return
+    parts = "  ".join(f"{p.name} {p.score:g} × {p.weight:g} {p.comment}".rstrip() for p in rollout.reward.parts)
+    unfinished = f"  unfinished {rollout.reward.unfinished:+g}" if rollout.reward.unfinished else ""
+    console.print(f"reward: {rollout.reward.score:g}   {parts}{unfinished}", markup=False)
+
+
+def _turn_line(turn: Turn) -> str:
+    mean = sum(turn.response_logprobs) / len(turn.response_logprobs) if turn.response_logprobs else 0.0
+    follows = f"extends {turn.extends}" if turn.extends else f"new trajectory: {turn.break_cause}"
+    return (
+        f"turn {turn.index} {turn.site.node}: {turn.role} ({turn.role_reason}), {len(turn.prompt_ids)} + "
+        f"{len(turn.response_ids)} tokens, {turn.stop_reason}, mean log probability {mean:.3f}, {follows}"
+    )
+
+
+def _show_path(console: Any, path: Trajectory, renderer: Renderer | None, *, logprobs: bool) -> None:
+    from rich.text import Text
+
+    trained = sum(path.response_mask)
+    console.print(
+        f"\ntrajectory {path.index} ({path.break_cause}): prompt {len(path.prompt_ids)}, response "
+        f"{len(path.response_ids)}, trained {trained}, masked {len(path.response_ids) - trained}",
+        style="bold",
+    )
+    text = Text(_decoded(path.prompt_ids, renderer), style=CONTEXT)
+    text.append_text(response_text(path, renderer))
+    console.print(text)
+    if logprobs:
+        for position, (token, kept) in enumerate(zip(path.response_ids, path.response_mask, strict=True)):
+            if kept:
+                version = path.weight_versions[position]
+                shown = _decoded((token,), renderer)
+                console.print(
+                    f"{position:>5} {token:>7} {path.response_logprobs[position]:>9.4f} v{version} {shown!r}", markup=False
+                )
+
+
+def response_text(path: Trajectory, renderer: Renderer | None) -> Text:
+    """The response with each run of equal standing in its colour."""
+    from rich.text import Text
+
+    sampled = [False] * len(path.response_ids)
+    for span in path.spans:
+        sampled[span.start : span.end] = [True] * (span.end - span.start)
+    text, start = Text(), 0
+    standing = [TRAINED if m else FROZEN if s else CONTEXT for m, s in zip(path.response_mask, sampled, strict=True)]
+    for end in range(1, len(standing) + 1):
+        if end == len(standing) or standing[end] != standing[start]:
+            text.append(_decoded(path.response_ids[start:end], renderer), style=standing[start])
+            start = end
+    return text
+
+
+def _decoded(ids: Sequence[int], renderer: Renderer | None) -> str:
+    return renderer.decode(ids) if renderer is not None else f" {' '.join(map(str, ids))}"

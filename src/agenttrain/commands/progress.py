@@ -1,0 +1,134 @@
+"""What a person sees of a run: progress on standard error, the end on standard output."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, TaskID, TextColumn, TimeElapsedColumn
+
+from agenttrain.alarms import Alarm
+from agenttrain.commands.arguments import print_json
+from agenttrain.prepare import Job
+from agenttrain.records import RolloutResult
+from agenttrain.report import eval_text, fit_text, verdict
+from agenttrain.run_folder import RunFolder
+
+PHASES = {"baseline": "baseline", "train": "training", "held_out": "held-out", "eval": "evaluation"}
+
+
+@dataclass(slots=True)
+class Progress:
+    """Watches a run: a bar for rollouts, one line a step, alarms in red. All of it to standard error."""
+
+    job: Job
+    console: Console = field(default_factory=lambda: Console(stderr=True, highlight=False, soft_wrap=True))
+    _bar: Bar | None = None
+    _task: TaskID | None = None
+    _phase: str = ""
+
+    def starts(self, run: RunFolder, *, resumed: bool) -> None:
+        job = self.job
+        self._say(f"{'resuming' if resumed else 'run'} {run.id}: {len(job.train)} training tasks, {len(job.held_out)} evaluated")
+        for note in job.notes:
+            self._say(f"note: {note}", "yellow")
+
+    def began(self, phase: str, total: int) -> None:
+        self._phase = phase
+        self._end_bar()
+        if self.console.is_terminal:
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+            self._bar = Bar(*columns, console=self.console, transient=True)
+            self._bar.start()
+            self._task = self._bar.add_task(PHASES[phase], total=None if phase == "train" else total)
+        else:
+            self._say(f"{PHASES[phase]}: {total} {'steps' if phase == 'train' else 'rollouts'}")
+
+    def rollout_done(self, result: RolloutResult) -> None:
+        if self._bar is not None and self._task is not None:
+            self._bar.advance(self._task)
+
+    def ended(self, phase: str, summary: Mapping[str, Any]) -> None:
+        self._end_bar()
+        failed = f", {summary['environment_failures']} environment failures" if summary["environment_failures"] else ""
+        self._say(
+            f"{PHASES[phase]}: success {summary['success']:.3f} on {summary['tasks']} tasks, "
+            f"{summary['turns']:.1f} turns, {summary['tokens']:.0f} tokens a rollout{failed}",
+            "bold",
+        )
+
+    def step_done(self, row: Mapping[str, Any], n_steps: int, seconds_left: float) -> None:
+        self._say(
+            f"step {row['step']:>3}/{n_steps}  reward {row['reward']:.3f} ± {row['reward_std']:.3f}  "
+            f"groups that teach {row['groups_trained']:.0f}/{row['groups']:.0f}  "
+            f"{row['tokens_sampled'] / max(row['wall_s'], 1e-9):,.0f} tokens/s  {_duration(seconds_left)} left"
+        )
+
+    def alarm(self, alarm: Alarm) -> None:
+        self._say(f"{alarm.severity}: {alarm.message}", "red" if alarm.severity == "loud" else "yellow")
+
+    def stopped(self, run_id: str, why: str) -> None:
+        self._end_bar()
+        self._say(f"{why}. Saved; go on with: agenttrain fit --resume {run_id}", "bold")
+
+    def close(self) -> None:
+        self._end_bar()
+
+    def _end_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        self._bar = self._task = None
+
+    def _say(self, text: str, style: str = "") -> None:
+        self.console.print(text, style=style, markup=False)
+
+
+def print_report(report: Mapping[str, Any], run: RunFolder) -> None:
+    """The end of a fit on standard output."""
+    _print_text(fit_text(report))
+    _print_text(f"{verdict(report)}\nreport: {run.path / 'report.md'}   policy: {run.policy}")
+
+
+def print_evaluation(report: Mapping[str, Any], run: RunFolder) -> None:
+    """The end of an eval on standard output."""
+    _print_text(eval_text(report))
+    _print_text(f"report: {run.path / 'report.md'}")
+
+
+def print_plan(job: Job, *, as_json: bool) -> None:
+    """What a fit would do; nothing has been started."""
+    config = job.config
+    plan = {
+        "graph": job.loaded.label,
+        "model": str(job.model),
+        "trainer": config.trainer.name,
+        "engine": config.engine.name,
+        "train_tasks": len(job.train),
+        "held_out_tasks": len(job.held_out),
+        "steps": config.trainer.steps,
+        "rollouts_per_step": config.trainer.tasks_per_step * config.trainer.group_size,
+        "rollouts": config.trainer.steps * config.trainer.tasks_per_step * config.trainer.group_size
+        + 2 * len(job.held_out) * config.eval.repeats,
+        "notes": list(job.notes),
+        "config": config.model_dump(),
+    }
+    if as_json:
+        print_json(plan)
+        return
+    for key, value in plan.items():
+        if key not in ("config", "notes"):
+            _print_text(f"{key.replace('_', ' ')}: {value}")
+    for note in job.notes:
+        _print_text(f"note: {note}")
+    _print_text("Everything fits. Nothing was started (--dry-run).")
+
+
+def _print_text(text: str) -> None:
+    Console(highlight=False, soft_wrap=True).print(text, markup=False)
+
+
+def _duration(seconds: float) -> str:
+    return time.strftime("%M:%S" if seconds < 3600 else "%H:%M:%S", time.gmtime(max(0.0, seconds)))
