@@ -1,0 +1,178 @@
+"""Every plugin point, by shape: register, decide, observe.
+
+    register   called once at load; a callback takes a name and a factory
+    decide     asked in turn until one gives an answer that is not None; that answer stands
+    observe    all are told, one at a time, and can change nothing
+
+Hooks are called one at a time by `agenttrain.plugins`, last loaded first, `tryfirst` and `trylast` respected; wrappers
+are not supported. An implementation may leave out arguments it doesn't need. Stages never call hooks: they are handed
+what was registered or decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agenttrain.markers import hookspec
+from agenttrain.protocols import AdvantageEstimator, EngineFactory, TrainerFactory
+from agenttrain.records import CallSite, Role, RolloutResult, StepResult, Turn
+
+if TYPE_CHECKING:
+    import typer
+
+RegisterEngine = Callable[[str, EngineFactory], None]
+RegisterTrainer = Callable[[str, TrainerFactory], None]
+RegisterAdvantages = Callable[[str, AdvantageEstimator], None]
+
+
+@hookspec
+def agenttrain_register_engines(register: RegisterEngine) -> None:
+    """Register engines, the programs that answer token ids for the policy.
+
+    Shape: register.
+    When: at load, once per process.
+    Exception: the plugin is left out with all it registered, and listed with the reason; an error at load for graph.py
+        and for a plugin that the configuration names. A name that another plugin has is always an error.
+
+    Example:
+        @hookimpl
+        def agenttrain_register_engines(register):
+            register("mine", lambda context: MyEngine(context.model))
+    """
+
+
+@hookspec
+def agenttrain_register_trainers(register: RegisterTrainer) -> None:
+    """Register trainers, which turn groups of samples into updates and publish weights.
+
+    Shape: register.
+    When: at load, once per process.
+    Exception: as for `agenttrain_register_engines`.
+
+    Example:
+        @hookimpl
+        def agenttrain_register_trainers(register):
+            register("mine", lambda context: MyTrainer(context))
+    """
+
+
+@hookspec
+def agenttrain_register_advantages(register: RegisterAdvantages) -> None:
+    """Register advantage estimators, each from the rewards [G] of one group to its advantages [G].
+
+    Shape: register.
+    When: at load, once per process; the estimator that `trainer.algorithm` names is called once per group.
+    Exception: as for `agenttrain_register_engines`; one that the estimator raises ends the run.
+
+    Example:
+        @hookimpl
+        def agenttrain_register_advantages(register):
+            register("sign", lambda rewards: [1.0 if r > 0 else -1.0 for r in rewards])
+    """
+
+
+@hookspec
+def agenttrain_register_commands(app: typer.Typer) -> None:
+    """Add commands to the command line.
+
+    Shape: register.
+    When: each time the command line is built, before it is parsed; import nothing heavy here.
+    Exception: the plugin's commands are missing, and it is listed with the reason.
+
+    Example:
+        @hookimpl
+        def agenttrain_register_commands(app):
+            app.command("hello")(lambda: print("hello"))
+    """
+
+
+@hookspec(firstresult=True)
+def agenttrain_role(site: CallSite) -> tuple[Role, str] | None:
+    """Decide who answers a model call and whether it is trained, with the reason; None leaves it to the others.
+
+    Shape: decide. Selectors of `@trainable` win over it; it wins over what agenttrain would find by itself.
+    When: at each model call inside a rollout, on the thread that makes it; be quick.
+    Exception: the rollout's run ends with a PluginError that names the plugin; so does an answer of another form.
+
+    Example:
+        @hookimpl
+        def agenttrain_role(site):
+            return ("frozen", "drafts are not trained") if site.node == "draft" else None
+    """
+
+
+@hookspec(firstresult=True)
+def agenttrain_admit(result: RolloutResult) -> str | None:
+    """Keep a rollout out of training by giving the reason; None lets it in.
+
+    Shape: decide. It can't let in what its status keeps out.
+    When: once per training rollout that may be trained, before its group is used.
+    Exception: the run ends with a PluginError that names the plugin; so does an answer that is no text.
+
+    Example:
+        @hookimpl
+        def agenttrain_admit(result):
+            return "too long" if result.rollout.n_turns > 20 else None
+    """
+
+
+@hookspec
+def agenttrain_turn_recorded(turn: Turn) -> None:
+    """A model call was answered and recorded.
+
+    Shape: observe.
+    When: once per turn, on the thread that made the call, before the agent sees the answer; be quick.
+    Exception: logged once per plugin and recorded; it never reaches the agent, and the other observers still run.
+
+    Example:
+        @hookimpl
+        def agenttrain_turn_recorded(turn):
+            print(turn.id, len(turn.response_ids))
+    """
+
+
+@hookspec
+def agenttrain_rollout_finished(result: RolloutResult) -> None:
+    """A rollout has ended, with its status and reward.
+
+    Shape: observe.
+    When: once per rollout and attempt, in evaluation too, on the thread that ran it.
+    Exception: logged once per plugin and recorded; the other observers still run.
+
+    Example:
+        @hookimpl
+        def agenttrain_rollout_finished(result):
+            print(result.rollout.id, result.rollout.status)
+    """
+
+
+@hookspec
+def agenttrain_update_done(step_result: StepResult) -> None:
+    """A training step has ended and its weights are published.
+
+    Shape: observe.
+    When: once per training step, in order.
+    Exception: logged once per plugin and recorded; the other observers still run.
+
+    Example:
+        @hookimpl
+        def agenttrain_update_done(step_result):
+            print(step_result.step, step_result.metrics["reward"])
+    """
+
+
+@hookspec
+def agenttrain_checkpoint_written(step: int, folder: Path) -> None:
+    """A checkpoint stands whole in its folder; copy it away here.
+
+    Shape: observe.
+    When: once per checkpoint, after it is durable, before an older one is removed.
+    Exception: logged once per plugin and recorded; the other observers still run.
+
+    Example:
+        @hookimpl
+        def agenttrain_checkpoint_written(step, folder):
+            shutil.copytree(folder, f"/backup/{step}")
+    """

@@ -1,0 +1,1 @@
+"""Is the trained policy better: one evaluation in numbers (`summary`), and two held together (`compare`)."""

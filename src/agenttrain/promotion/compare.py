@@ -1,0 +1,174 @@
+"""Two evaluations on the same tasks become the difference between them, with a confidence interval.
+
+A task is one observation, however often it is repeated: its repeats are averaged and stay together in every resample.
+Evaluations on different tasks are refused, never silently joined.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from agenttrain.errors import TaskError
+
+CONFIDENCE = 0.95
+
+_CHUNK = 1_000_000
+"""Draws held in memory at once."""
+
+Values = Mapping[str, Sequence[float]]
+"""Task id to the values of its repeats."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What one repeat of one task came to."""
+
+    task_id: str
+    repeat: int
+    """From 0."""
+    value: float
+    """1 or 0 for success, else a reward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Trained less base, and the interval that holds the true difference in 95 % of evaluations."""
+
+    value: float
+    low: float
+    high: float
+    n_tasks: int
+
+
+def strict_values(
+    outcomes: Iterable[Outcome], task_ids: Sequence[str], n_repeats: int, *, missing: float = 0.0
+) -> dict[str, list[float]]:
+    """Every place of an evaluation, [tasks] × [repeats]: a place without an outcome counts as `missing`.
+
+    Raises:
+        TaskError: an outcome of a task or a repeat that the evaluation doesn't have.
+    """
+    values = {task_id: [missing] * n_repeats for task_id in task_ids}
+    for outcome in outcomes:
+        if outcome.task_id not in values or not 0 <= outcome.repeat < n_repeats:
+            raise TaskError(
+                f"An outcome belongs to task {outcome.task_id!r}, repeat {outcome.repeat}; the evaluation has "
+                f"{len(task_ids)} tasks and repeats 0 to {n_repeats - 1}. Give the tasks that were evaluated."
+            )
+        values[outcome.task_id][outcome.repeat] = outcome.value
+    return values
+
+
+def paired_difference(base: Values, trained: Values, *, n_resamples: int = 10_000, seed: int = 0) -> Difference:
+    """The mean over tasks of trained less base, with a 95 % bootstrap interval over tasks.
+
+    The interval is the expanded percentile one: its levels are widened as Student's t asks for, without which the
+    bootstrap is too narrow with few tasks. Where all tasks differ by the same amount there is nothing to resample; then
+    the interval allows for the share of other tasks that so many equal ones leave open. One task shows nothing.
+
+    Args:
+        base, trained: the same tasks, each with at least one value; the number of repeats may differ.
+        n_resamples: draws of the bootstrap.
+        seed: of the draws; equal seeds give equal intervals.
+
+    Raises:
+        TaskError: no tasks, different tasks, a task without values, or a value that is not finite.
+
+    Source: T. Hesterberg, "What Teachers Should Know about the Bootstrap", arXiv:1411.5279 (expanded percentile).
+
+    Example: base {"a": [0], "b": [1]}, trained {"a": [1], "b": [1]} -> value 0.5
+    """
+    differences = _differences(base, trained)
+    value = float(differences.mean())
+    if np.ptp(differences) < 1e-12:
+        low, high = _interval_of_equals(value, len(differences), _span(base, trained))
+    else:
+        low, high = _expanded_percentile(differences, n_resamples=n_resamples, seed=seed)
+    return Difference(value=value, low=low, high=high, n_tasks=len(differences))
+
+
+def pass_at_k(n_repeats: int, n_successes: int, k: int) -> float:
+    """The chance that at least one of k repeats succeeds, estimated without bias from n of them.
+
+    Raises:
+        TaskError: fewer repeats than k.
+
+    Source: Chen et al., arXiv:2107.03374, equation 1.
+
+    Example: pass_at_k(4, 1, 2) -> 0.5
+    """
+    if not 1 <= k <= n_repeats:
+        raise TaskError(f"pass@{k} needs {k} repeats of each task, and there are {n_repeats}. Raise eval.repeats.")
+    return 1.0 - math.comb(n_repeats - n_successes, k) / math.comb(n_repeats, k)
+
+
+def _differences(base: Values, trained: Values) -> npt.NDArray[np.float64]:
+    """[tasks] trained less base, each averaged over its repeats, in the order of the task ids."""
+    one_sided = sorted(set(base) ^ set(trained))
+    if one_sided:
+        raise TaskError(
+            f"Only one of the two evaluations has {len(one_sided)} of the tasks ({', '.join(one_sided[:3])} …). "
+            "Compare evaluations on the same tasks: agenttrain eval with the same --tasks and --split."
+        )
+    if not base:
+        raise TaskError("There are no tasks to compare. Evaluate at least one task in both.")
+    task_ids = sorted(base)
+    return np.array([_mean(trained, task_id) - _mean(base, task_id) for task_id in task_ids])
+
+
+def _mean(values: Values, task_id: str) -> float:
+    repeats = values[task_id]
+    if not len(repeats) or not all(map(math.isfinite, repeats)):
+        raise TaskError(
+            f"Task {task_id!r} has the values {list(repeats)}. Give at least one, all finite; a place without a result "
+            "counts as 0 for success."
+        )
+    return math.fsum(repeats) / len(repeats)
+
+
+def _span(base: Values, trained: Values) -> float:
+    """The range of the values that were seen, at least 1, the range of success."""
+    seen = [value for values in (base, trained) for repeats in values.values() for value in repeats]
+    return max(1.0, max(seen) - min(seen))
+
+
+def _interval_of_equals(value: float, n_tasks: int, span: float) -> tuple[float, float]:
+    """The interval when every task differs by the same value.
+
+    With n equal tasks, up to 1 - 0.025^(1/n) of all tasks may differ otherwise (97.5 % on each side), by -span or span
+    at worst. So it takes six tasks that all improve from 0 to 1 to exclude 0, as in a sign test.
+    """
+    if n_tasks == 1:
+        return -span, span
+    others = 1.0 - float(((1 - CONFIDENCE) / 2) ** (1 / n_tasks))
+    return value - others * (span + value), value + others * (span - value)
+
+
+def _expanded_percentile(differences: npt.NDArray[np.float64], *, n_resamples: int, seed: int) -> tuple[float, float]:
+    """Percentiles of the resampled means, at levels widened for n tasks."""
+    from scipy.special import ndtr, stdtrit
+
+    n = len(differences)
+    level = float(ndtr(math.sqrt(n / (n - 1)) * stdtrit(n - 1, (1 - CONFIDENCE) / 2)))
+    means = _resampled_means(differences, n_resamples, np.random.default_rng(seed))
+    low, high = np.quantile(means, [level, 1 - level])
+    return float(low), float(high)
+
+
+def _resampled_means(
+    values: npt.NDArray[np.float64], n_resamples: int, rng: np.random.Generator
+) -> npt.NDArray[np.float64]:
+    """[n_resamples] means of as many values drawn with replacement."""
+    n = len(values)
+    rows = max(1, _CHUNK // n)
+    chunks: list[Any] = []
+    for start in range(0, n_resamples, rows):
+        drawn = rng.integers(0, n, size=(min(rows, n_resamples - start), n), dtype=np.int32)
+        chunks.append(values[drawn].mean(axis=1))
+    return np.concatenate(chunks)

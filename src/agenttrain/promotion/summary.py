@@ -1,0 +1,122 @@
+"""The rollouts of one evaluation become the numbers that a report states about it.
+
+Success is strict: every place, a task and a repeat, counts once, and a place without a reward counts as no success.
+Only the last attempt of a place is looked at. None means that nothing was measured, never zero.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from agenttrain.errors import TaskError
+from agenttrain.records import Rollout, Status, Task
+
+MOST_SLICES = 20
+"""A metadata key with more values than this is not sliced by."""
+NO_REWARD: tuple[Status, ...] = ("environment_failure", "aborted", "incomplete")
+"""Statuses of a place that gave no reward, counted as `environment_failures`."""
+
+Place = tuple[str, int]
+"""Task id and repeat."""
+
+
+def summarize(
+    rollouts: Iterable[Rollout], tasks: Sequence[Task], repeats: int, *, temperature: float = 0.0
+) -> dict[str, Any]:
+    """The keys of `baseline` and `trained` in report.json.
+
+    Args:
+        rollouts: those of one evaluation, in any order, retried attempts among them.
+        tasks: the tasks that were evaluated.
+        repeats: times each was to be run, at least 1.
+        temperature: that it sampled at; 0 is greedy.
+
+    Returns:
+        `rollouts` counts the places that have one, `reward` is the mean over those with a reward, and `turns`,
+        `tool_calls`, `invalid_tool_calls`, `tokens` and `seconds` are means per rollout.
+
+    Raises:
+        TaskError: no place at all, or a rollout of a task or repeat that was not evaluated.
+    """
+    if not tasks or repeats < 1:
+        raise TaskError(f"An evaluation of {len(tasks)} tasks × {repeats} repeats has no rollout to count. Give both.")
+    counted = last_attempts(rollouts)
+    _check_places(counted, tasks, repeats)
+    finished = list(counted.values())
+    return {
+        "temperature": temperature,
+        "tasks": len(tasks),
+        "rollouts": len(finished),
+        "success": _success(finished, len(tasks) * repeats),
+        "reward": _mean(rollout.reward.score for rollout in finished if rollout.reward is not None),
+        "turns": _mean(rollout.n_turns for rollout in finished),
+        "tool_calls": _mean(rollout.n_tool_calls for rollout in finished),
+        "invalid_tool_calls": _mean(rollout.n_invalid_tool_calls for rollout in finished),
+        "tokens": _mean(rollout.n_sampled_ids for rollout in finished),
+        "seconds": _mean(rollout.seconds for rollout in finished),
+        "safety_violations": None,
+        "policy_failures": sum(rollout.status == "policy_failure" for rollout in finished),
+        "environment_failures": sum(rollout.status in NO_REWARD for rollout in finished),
+        "by_slice": by_slice(finished, tasks, repeats),
+    }
+
+
+def last_attempts(rollouts: Iterable[Rollout]) -> dict[Place, Rollout]:
+    """The rollout that counts for each place: the one of the highest attempt."""
+    counted: dict[Place, Rollout] = {}
+    for rollout in rollouts:
+        place = (rollout.task_id, rollout.sibling)
+        if place not in counted or rollout.attempt >= counted[place].attempt:
+            counted[place] = rollout
+    return counted
+
+
+def by_slice(
+    counted: Sequence[Rollout], tasks: Sequence[Task], repeats: int
+) -> dict[str, dict[str, dict[str, float | int]]]:
+    """Metadata key to its values to {tasks, success}, for keys with at most 20 values.
+
+    A task without the key is in none of its slices. A value that is no text stands as JSON.
+    """
+    slices: dict[str, dict[str, set[str]]] = {}
+    for task in tasks:
+        for key, value in task.metadata.items():
+            slices.setdefault(key, {}).setdefault(_text(value), set()).add(task.id)
+    return {
+        key: {value: _slice(counted, ids, repeats) for value, ids in values.items()}
+        for key, values in slices.items()
+        if len(values) <= MOST_SLICES
+    }
+
+
+def _slice(counted: Sequence[Rollout], task_ids: set[str], repeats: int) -> dict[str, float | int]:
+    inside = [rollout for rollout in counted if rollout.task_id in task_ids]
+    return {"tasks": len(task_ids), "success": _success(inside, len(task_ids) * repeats)}
+
+
+def _success(counted: Sequence[Rollout], n_places: int) -> float:
+    """Successes over all places, run or not."""
+    return sum(rollout.success for rollout in counted) / n_places
+
+
+def _check_places(counted: dict[Place, Rollout], tasks: Sequence[Task], repeats: int) -> None:
+    """Refuse a rollout that would count though its place was not to be run."""
+    task_ids = {task.id for task in tasks}
+    for (task_id, repeat), rollout in counted.items():
+        if task_id not in task_ids or not 0 <= repeat < repeats:
+            raise TaskError(
+                f"Rollout {rollout.id} is of task {task_id!r}, repeat {repeat}; the evaluation has {len(tasks)} tasks "
+                f"and repeats 0 to {repeats - 1}. Give the rollouts of one evaluation and the tasks it ran."
+            )
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    """The mean, or None of nothing."""
+    measured = list(values)
+    return sum(measured) / len(measured) if measured else None
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)

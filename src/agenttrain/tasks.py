@@ -1,0 +1,312 @@
+"""Rows of a task file become Tasks, split into train and held out.
+
+A row is refused by file and line, never skipped: every line that is not blank gives one Task, and every id is given
+once. Knows nothing of the graph; its schemas are handed in as plain JSON schema.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from agenttrain.errors import TaskError
+from agenttrain.records import Split, Task
+
+HELD_OUT_SHARE = 0.2
+"""Share of the rows without a split that are held out."""
+FEW_TASKS = 100
+"""Fewer held-out tasks than this are worth a warning."""
+ROW_KEYS = ("id", "input", "reference", "split", "metadata", "context")
+LANGSMITH_NAMES = {"inputs": "input", "outputs": "reference"}
+"""LangSmith's names, each to ours."""
+
+_Z_95 = 1.959964
+_Z_POWER_80 = 0.841621
+_KINDS = {dict: "an object", list: "a list", str: "a string", bool: "a bool", int: "a number", float: "a number"}
+
+
+def read_tasks(path: Path) -> tuple[Task, ...]:
+    """The tasks of a JSONL file, in file order.
+
+    A row is `{"id", "input", "reference", "split", "metadata", "context"}`; `inputs` and `outputs` are taken for
+    `input` and `reference`. A row without an id is named by its hash, one without a split is held out by the hash of
+    its id with a chance of 20 %.
+
+    Raises:
+        TaskError: naming file and line, what was seen, what is accepted and what to do.
+    """
+    tasks: list[Task] = []
+    line_by_id: dict[str, int] = {}
+    for line, text in _lines(path):
+        task = _task(_row(text, f"{path}:{line}"), f"{path}:{line}")
+        if task.id in line_by_id:
+            raise TaskError(
+                f"{path}:{line} has the id {task.id!r}, which line {line_by_id[task.id]} has too. "
+                "Give each row its own id (a row without one is named by its content)."
+            )
+        line_by_id[task.id] = line
+        tasks.append(task)
+    if not tasks:
+        raise TaskError(f'{path} holds no tasks. Write one JSON object a line: {{"id": "1", "input": {{…}}}}.')
+    return tuple(tasks)
+
+
+def split_tasks(tasks: Sequence[Task]) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
+    """(train, held out), each in the order given."""
+    return (
+        tuple(task for task in tasks if task.split == "train"),
+        tuple(task for task in tasks if task.split == "held_out"),
+    )
+
+
+def split_of(task_id: str) -> Split:
+    """The split of a row that names none: a function of its id alone, so that adding rows moves no other row."""
+    digest = hashlib.sha256(task_id.encode("utf-8", "surrogatepass")).digest()
+    return "held_out" if int.from_bytes(digest[:8], "big") < HELD_OUT_SHARE * 2**64 else "train"
+
+
+def smallest_effect(n_tasks: int, success: float = 0.5) -> float:
+    """The smallest difference in success that this many held-out tasks can show (95 %, power 80 %), at most 1.
+
+    (1.96 + 0.84) · sqrt(2 p (1 - p) / n): the normal approximation for a difference of two proportions measured once
+    on each task. Pairing only makes it smaller, so this is the cautious end.
+
+    Args:
+        n_tasks: held-out tasks, at least 1.
+        success: p, the success rate about which the difference lies.
+
+    Raises:
+        TaskError: no tasks, or a rate outside of [0, 1].
+
+    Example: smallest_effect(100) -> 0.198
+    """
+    if n_tasks < 1 or not 0 <= success <= 1:
+        raise TaskError(
+            f"smallest_effect got {n_tasks} tasks and a success rate of {success}. "
+            "Give at least 1 task and a rate from 0 to 1."
+        )
+    return min(1.0, (_Z_95 + _Z_POWER_80) * math.sqrt(2 * success * (1 - success) / n_tasks))
+
+
+def few_tasks_warning(n_held_out: int, success: float = 0.5) -> str | None:
+    """What too few held-out tasks mean for the result, or None from 100 on."""
+    if n_held_out >= FEW_TASKS:
+        return None
+    if n_held_out < 1:
+        return 'No task is held out, so nothing can be proved. Mark rows with "split": "held_out", or add rows.'
+    percent = 100 * smallest_effect(n_held_out, success)
+    return (
+        f"Only {n_held_out} held-out tasks: they can show a difference in success of {percent:.0f} points or more. "
+        f"Hold out {FEW_TASKS} for {100 * smallest_effect(FEW_TASKS, success):.0f} points."
+    )
+
+
+def check_against_schema(
+    tasks: Sequence[Task], input_schema: Mapping[str, Any], context_schema: Mapping[str, Any] | None = None
+) -> tuple[str, ...]:
+    """Refuse the first task that doesn't fit the graph's schemas; give warnings about keys that no task holds.
+
+    A key that the graph doesn't have is refused, so is a wrong type, and a required key that other tasks hold. A
+    required key that no task holds is a warning: LangGraph lists every key of a TypedDict state as required, also those
+    that a node writes. Lists of messages are not looked into, since LangGraph takes dicts, tuples and plain text there.
+
+    Args:
+        tasks: in file order; a misfit is named by its row in that order and its id.
+        input_schema: JSON schema of the graph's input.
+        context_schema: JSON schema of its runtime context; None: it takes none.
+
+    Raises:
+        TaskError: the first misfit, with its row, id, key and the accepted keys.
+    """
+    inputs = [(_place(row, task, "input"), dict(task.input)) for row, task in enumerate(tasks, 1)]
+    warnings = _check_values(inputs, input_schema, "input")
+    contexts = [
+        (_place(row, task, "context"), dict(task.context))
+        for row, task in enumerate(tasks, 1)
+        if task.context is not None
+    ]
+    if context_schema is not None:
+        _check_every_row_has_context(tasks, context_schema)
+        return warnings + _check_values(contexts, context_schema, "context")
+    if contexts:
+        raise TaskError(
+            f"{contexts[0][0]} is given, and the graph takes none. "
+            "Build the graph with context_schema=…, or take `context` out of the rows."
+        )
+    return warnings
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Number and text of each line that is not blank."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise TaskError(f"{path} can't be read ({error.strerror}). Name the task file: tasks='tasks.jsonl'.") from error
+    except UnicodeDecodeError as error:
+        raise TaskError(f"{path} is not UTF-8 text ({error}). Save it as UTF-8.") from error
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            yield number, line
+
+
+def _row(text: str, where: str) -> dict[str, Any]:
+    """One line as a row under our own names."""
+    try:
+        row = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise TaskError(f"{where} is not JSON ({error}). Write one whole JSON object on each line.") from error
+    if not isinstance(row, dict):
+        raise TaskError(f'{where} is {_kind(row)}, and a row is an object: {{"id": "1", "input": {{…}}}}.')
+    named: dict[str, Any] = {}
+    for key, value in row.items():
+        name = LANGSMITH_NAMES.get(key, key)
+        if name not in ROW_KEYS:
+            raise TaskError(f"{where} has the unknown key {key!r}. {_accepted(key, ROW_KEYS)}")
+        if name in named:
+            raise TaskError(f"{where} has {name!r} twice, once under LangSmith's name. Keep one.")
+        named[name] = value
+    return named
+
+
+def _task(row: Mapping[str, Any], where: str) -> Task:
+    """A row as a Task."""
+    task_id = _task_id(row, where)
+    return Task(
+        id=task_id,
+        input=_table(row, "input", where),
+        reference=row.get("reference"),
+        split=_split(row, task_id, where),
+        metadata=_table(row, "metadata", where) if row.get("metadata") is not None else {},
+        context=_table(row, "context", where) if row.get("context") is not None else None,
+    )
+
+
+def _task_id(row: Mapping[str, Any], where: str) -> str:
+    """The row's id; a number is taken as its text, a missing one is the hash of the row."""
+    given = row.get("id")
+    if given is None:
+        return hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()[:16]
+    if isinstance(given, bool) or not isinstance(given, str | int) or given == "":
+        raise TaskError(f'{where}: "id" is {given!r}, and an id is text that is not empty. Write "id": "1".')
+    return str(given)
+
+
+def _split(row: Mapping[str, Any], task_id: str, where: str) -> Split:
+    """The row's split, or the one its id falls into."""
+    given = row.get("split")
+    if given is None:
+        return split_of(task_id)
+    for split in get_args(Split):
+        if given == split:
+            return split  # type: ignore[no-any-return]
+    raise TaskError(f'{where}: "split" is {given!r}. Write "train" or "held_out", or leave it out.')
+
+
+def _table(row: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
+    """The JSON object under a key."""
+    if key not in row:
+        raise TaskError(f'{where} has no {key!r}. Add it: "{key}": {{…}}, as the graph takes it.')
+    value = row[key]
+    if not isinstance(value, dict):
+        raise TaskError(f'{where}: "{key}" is {_kind(value)}, and an object is needed. Write "{key}": {{…}}.')
+    return value
+
+
+def _check_every_row_has_context(tasks: Sequence[Task], context_schema: Mapping[str, Any]) -> None:
+    """Refuse a row without a context where others give one and the schema requires keys of it."""
+    without = [(row, task) for row, task in enumerate(tasks, 1) if task.context is None]
+    if without and len(without) < len(tasks) and _object_schema(context_schema).get("required"):
+        raise TaskError(f"{_place(*without[0], 'context')} is missing, and other rows give one. Add it to the row.")
+
+
+def _check_values(
+    values: Sequence[tuple[str, dict[str, Any]]], schema: Mapping[str, Any], what: str
+) -> tuple[str, ...]:
+    """Check (place, value) pairs against one schema; gives the warnings."""
+    if not values:
+        return ()
+    body = _object_schema(schema)
+    given = set[str]().union(*(value for _, value in values))
+    never_given = [key for key in body.get("required", ()) if key not in given]
+    first_misfit = _misfit_finder(schema, skipped=never_given)
+    for place, value in values:
+        _check_keys(value, body, place)
+        if (misfit := first_misfit(value)) is not None:
+            raise TaskError(f"{place}{misfit} Change the row, or the graph's {what} schema.")
+    return tuple(
+        f"No task gives {what} key {key!r}, which the graph's schema lists as required. "
+        "Fine when a node writes it; else add it to each row."
+        for key in never_given
+    )
+
+
+def _check_keys(value: Mapping[str, Any], body: Mapping[str, Any], place: str) -> None:
+    """Refuse a key that the schema doesn't have, and a value with no key of it at all."""
+    known = body.get("properties")
+    if not known or body.get("additionalProperties"):
+        return
+    for key in value:
+        if key not in known:
+            raise TaskError(f"{place} has the key {key!r}, which the graph doesn't take. {_accepted(key, known)}")
+    if not value and body.get("required"):
+        raise TaskError(f"{place} is empty. The graph takes {', '.join(known)}; give it what it starts from.")
+
+
+def _misfit_finder(schema: Mapping[str, Any], skipped: Sequence[str]) -> Callable[[Mapping[str, Any]], str | None]:
+    """A function from a value to its first misfit in words, blind to messages and to the skipped required keys."""
+    import jsonschema
+
+    body = _object_schema(schema)
+    properties = {key: {} if _holds_messages(part) else part for key, part in body.get("properties", {}).items()}
+    required = [key for key in body.get("required", ()) if key not in skipped]
+    checked = {**schema, **body, "properties": properties, "required": required}
+    checked.pop("$ref", None)
+    validator = jsonschema.Draft202012Validator(checked)
+
+    def first_misfit(value: Mapping[str, Any]) -> str | None:
+        error = next(iter(sorted(validator.iter_errors(value), key=lambda error: list(map(str, error.path)))), None)
+        if error is None:
+            return None
+        path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.path)
+        return f"{path} doesn't fit: {_short(error.message)}."
+
+    return first_misfit
+
+
+def _object_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema that lists the properties, behind a `$ref` if it is only pointed at."""
+    pointed = str(schema.get("$ref", ""))
+    if pointed.startswith("#/$defs/"):
+        found: Mapping[str, Any] = schema.get("$defs", {}).get(pointed.removeprefix("#/$defs/"), {})
+        return found
+    return schema
+
+
+def _holds_messages(part: Mapping[str, Any]) -> bool:
+    """True for a property that LangGraph fills from messages in any of the forms it accepts."""
+    return "#/$defs/HumanMessage" in json.dumps(part, default=str)
+
+
+def _place(row: int, task: Task, what: str) -> str:
+    return f"Task {row} ({task.id!r}): {what}"
+
+
+def _kind(value: Any) -> str:
+    """A JSON value's type in words."""
+    return _KINDS.get(type(value), "null")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:200]}…"
+
+
+def _accepted(key: str, known: Any) -> str:
+    """The accepted keys, and the nearest one to what was written."""
+    close = difflib.get_close_matches(key, list(known), n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"Accepted: {', '.join(known)}.{hint}"
