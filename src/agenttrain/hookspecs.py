@@ -92,9 +92,10 @@ def agenttrain_register_commands(app: typer.Typer) -> None:
 def agenttrain_role(site: CallSite) -> tuple[Role, str] | None:
     """Decide who answers a model call and whether it is trained, with the reason; None leaves it to the others.
 
-    Shape: decide. Selectors of `@trainable` win over it; it wins over what agenttrain would find by itself.
+    Shape: decide. It wins over the selectors of `@trainable` and over what agenttrain would find by itself.
     When: at each model call inside a rollout, on the thread that makes it; be quick.
-    Exception: the rollout's run ends with a PluginError that names the plugin; so does an answer of another form.
+    Exception: the call fails with a PluginError that names the plugin, and so does an answer of another form; such a
+        rollout is an environment failure.
 
     Example:
         @hookimpl

@@ -58,7 +58,7 @@ class Loaded(NamedTuple):
 class Problem:
     """A plugin that was left out, or that failed later, and why."""
 
-    plugin: str
+    name: str
     reason: str
 
 
@@ -113,6 +113,11 @@ class Plugins:
     @property
     def advantages(self) -> Mapping[str, AdvantageEstimator]:
         return self._by_name("advantages")
+
+    @property
+    def table_names(self) -> tuple[str, ...]:
+        """Names of the tables that a configuration may hold beside ours: each installed plugin has one."""
+        return tuple(plugin.name for plugin in self.loaded if plugin.name != GRAPH_PLUGIN)
 
     def engine(self, name: str) -> EngineFactory:
         """The factory of an engine.
@@ -184,7 +189,7 @@ class Plugins:
                 call()
             except Exception as error:
                 reason = f"agenttrain_register_commands raised {_in_words(error)}"
-                self.problems.append(Problem(plugin=plugin, reason=reason))
+                self.problems.append(Problem(name=plugin, reason=reason))
 
     def _load_entry_point(self, entry_point: importlib.metadata.EntryPoint, *, must_load: bool) -> None:
         dist = entry_point.dist
@@ -224,7 +229,7 @@ class Plugins:
         if must_load:
             fix = "Fix it" if plugin == GRAPH_PLUGIN else "Fix or upgrade it, or take it out of the configuration"
             raise PluginError(f"Plugin {plugin!r} can't be loaded: {reason}. {fix}.") from error
-        self.problems.append(Problem(plugin=plugin, reason=reason))
+        self.problems.append(Problem(name=plugin, reason=reason))
 
     def _collect(self, plugin: str) -> list[tuple[str, str, _Entry]]:
         """(kind, name, entry) of all that one plugin registers."""

@@ -18,9 +18,6 @@ MOST_SLICES = 20
 NO_REWARD: tuple[Status, ...] = ("environment_failure", "aborted", "incomplete")
 """Statuses of a place that gave no reward, counted as `environment_failures`."""
 
-Place = tuple[str, int]
-"""Task id and repeat."""
-
 
 def summarize(
     rollouts: Iterable[Rollout], tasks: Sequence[Task], repeats: int, *, temperature: float = 0.0
@@ -42,9 +39,8 @@ def summarize(
     """
     if not tasks or repeats < 1:
         raise TaskError(f"An evaluation of {len(tasks)} tasks × {repeats} repeats has no rollout to count. Give both.")
-    counted = last_attempts(rollouts)
-    _check_places(counted, tasks, repeats)
-    finished = list(counted.values())
+    finished = last_attempts(rollouts)
+    _check_places(finished, tasks, repeats)
     return {
         "temperature": temperature,
         "tasks": len(tasks),
@@ -63,14 +59,14 @@ def summarize(
     }
 
 
-def last_attempts(rollouts: Iterable[Rollout]) -> dict[Place, Rollout]:
-    """The rollout that counts for each place: the one of the highest attempt."""
-    counted: dict[Place, Rollout] = {}
+def last_attempts(rollouts: Iterable[Rollout]) -> list[Rollout]:
+    """The rollout that counts for each place: of the latest life of the run the highest attempt."""
+    counted: dict[tuple[str, int], Rollout] = {}
     for rollout in rollouts:
         place = (rollout.task_id, rollout.sibling)
-        if place not in counted or rollout.attempt >= counted[place].attempt:
+        if place not in counted or _order(rollout) >= _order(counted[place]):
             counted[place] = rollout
-    return counted
+    return list(counted.values())
 
 
 def by_slice(
@@ -101,15 +97,19 @@ def _success(counted: Sequence[Rollout], n_places: int) -> float:
     return sum(rollout.success for rollout in counted) / n_places
 
 
-def _check_places(counted: dict[Place, Rollout], tasks: Sequence[Task], repeats: int) -> None:
+def _check_places(counted: Sequence[Rollout], tasks: Sequence[Task], repeats: int) -> None:
     """Refuse a rollout that would count though its place was not to be run."""
     task_ids = {task.id for task in tasks}
-    for (task_id, repeat), rollout in counted.items():
-        if task_id not in task_ids or not 0 <= repeat < repeats:
+    for rollout in counted:
+        if rollout.task_id not in task_ids or not 0 <= rollout.sibling < repeats:
             raise TaskError(
-                f"Rollout {rollout.id} is of task {task_id!r}, repeat {repeat}; the evaluation has {len(tasks)} tasks "
-                f"and repeats 0 to {repeats - 1}. Give the rollouts of one evaluation and the tasks it ran."
+                f"Rollout {rollout.id} is of task {rollout.task_id!r}, repeat {rollout.sibling}; the "
+                f"evaluation has {len(tasks)} tasks and repeats 0 to {repeats - 1}. Give the rollouts of one evaluation and the tasks it ran."
             )
+
+
+def _order(rollout: Rollout) -> tuple[int, int]:
+    return rollout.life, rollout.attempt
 
 
 def _mean(values: Iterable[float]) -> float | None:

@@ -1,7 +1,7 @@
 """How a rollout ended becomes its Status, and a Status says what may be done with the rollout.
 
 Exactly one status per ending. How the graph ended decides, not what happened on the way. Where a broken environment and
-a wrong policy both could have been the cause of an exception of ours, the environment is blamed: it is never a reward.
+a wrong policy could both have been the cause, the environment is blamed: it is never a reward of 0.
 """
 
 from __future__ import annotations
@@ -142,11 +142,14 @@ def _outside(ending: Ending) -> tuple[Status, str] | None:
 
 
 def _environment(ending: Ending) -> tuple[Status, str] | None:
-    """What is no fault of the policy, whatever else is known."""
-    if isinstance(ending.error, AgenttrainError):
+    """What is no fault of the policy, whatever its last turn was: errors of ours, files, networks and time limits."""
+    error = ending.error
+    outside = isinstance(error, OSError) and ending.stopped is None and not is_policy_failure(error)
+    if outside or isinstance(error, AgenttrainError):
         return "environment_failure", _in_words(ending)
     if ending.stuck:
-        return "environment_failure", f"the graph did not return in time{_after(ending)}"
+        why = f": {ending.stopped}" if ending.stopped else ""
+        return "environment_failure", f"the graph did not return in time{why}{_after(ending)}"
     return None
 
 
