@@ -1,0 +1,478 @@
+"""The gate in front of every LangChain chat model: a call inside a rollout becomes a ModelCall, its Reply the answer.
+
+Funnels of BaseChatModel are replaced when the first gate opens and put back after the last closes; which of them a
+call meets is decided by langchain-core, so `self_test` sends one call through each. Invariants: the user's model
+object is never changed; a trained or frozen call reaches no provider and no cache; a call without a route while a gate
+is open is refused, unless it runs under `outside_rollouts`. Knows nothing of tokens: the route answers.
+
+Source: langchain-core 1.8 language_models/chat_models.py; the v3 funnels are found where they exist.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import functools
+import importlib.metadata
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, cast
+
+from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.messages import AIMessageChunk, BaseMessage, HumanMessage
+from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langchain_core.runnables.config import RunnableConfig, ensure_config, merge_configs, var_child_runnable_config
+
+from agenttrain.errors import EscapeError, GraphError
+from agenttrain.graph.policy_model import CALL, PolicyModel, Routed, exact_invalid_calls, policy_for
+from agenttrain.graph.site import call_site, model_identity
+from agenttrain.protocols import Route
+from agenttrain.records import CallSite, ModelCall, Reply, Role
+
+FUNNELS = ("_generate_with_cache", "_agenerate_with_cache", "stream", "astream")
+LATER_FUNNELS = ("_chat_model_stream_v3", "_achat_model_stream_v3")
+"""Replaced where the installed langchain-core has them."""
+
+_FOREIGN = ("langchain", "langgraph", "agenttrain", "concurrent.", "threading", "asyncio", "contextlib", "functools")
+"""Modules that are not where a user's code made a call."""
+
+
+Own = Callable[[], AbstractContextManager[None]]
+"""Opens the context in which the user's own model answers."""
+
+
+class _Outside:
+    """Stands in the route's place where the user's own model answers freely."""
+
+
+_OUTSIDE = _Outside()
+_route: contextvars.ContextVar[Route | _Outside | None] = contextvars.ContextVar("agenttrain_route", default=None)
+
+
+class Gate:
+    """One opening of the gate, and what got past it meanwhile."""
+
+    def __init__(self, *, allow_escapes: bool) -> None:
+        self.allow_escapes = allow_escapes
+        self.n_escapes = 0
+        """Calls without a route while this gate was open, refused or let through."""
+        self.first_escape: EscapeError | None = None
+        """What the first was told; kept since the graph's own code may catch what was raised."""
+
+
+_lock = threading.Lock()
+_gates: list[Gate] = []
+_originals: dict[str, Any] = {}
+
+
+@contextmanager
+def open_gate(*, allow_escapes: bool = False) -> Iterator[Gate]:
+    """Put the gate in front of BaseChatModel for a block; nested and concurrent openings share it.
+
+    Args:
+        allow_escapes: count calls that have no route and let the user's own model answer, instead of refusing them.
+            One strict gate among several open ones makes all of them strict.
+    """
+    gate = Gate(allow_escapes=allow_escapes)
+    with _lock:
+        _gates.append(gate)
+        _install()
+    try:
+        yield gate
+    finally:
+        with _lock:
+            _gates.remove(gate)
+            if not _gates:
+                _uninstall()
+
+
+@contextmanager
+def use_route(route: Route) -> Iterator[None]:
+    """Let a route answer the model calls of a block, and of the tasks and context-copying threads begun in it."""
+    token = _route.set(route)
+    try:
+        yield
+    finally:
+        _route.reset(token)
+
+
+@contextmanager
+def outside_rollouts() -> Iterator[None]:
+    """Let the user's own models answer in a block, gate or not: a judge that scores, a setup that prepares."""
+    token = _route.set(_OUTSIDE)
+    try:
+        yield
+    finally:
+        _route.reset(token)
+
+
+def _install() -> None:
+    for name in (*FUNNELS, *LATER_FUNNELS):
+        original = getattr(BaseChatModel, name, None)
+        if original is None or getattr(original, "agenttrain_gate", False):
+            continue
+        _originals[name] = original
+        replacement: Any = functools.wraps(original)(_REPLACEMENTS[name](original))
+        replacement.agenttrain_gate = True
+        setattr(BaseChatModel, name, replacement)
+
+
+def _uninstall() -> None:
+    """Put back what was there; where someone else has wrapped the gate since, it stays and lets everything through."""
+    for name, original in list(_originals.items()):
+        if getattr(vars(BaseChatModel).get(name), "agenttrain_gate", False):
+            setattr(BaseChatModel, name, original)
+            del _originals[name]
+
+
+def _routed(
+    model: BaseChatModel, settings: Mapping[str, Any], tags: Sequence[str], metadata: Mapping[str, Any]
+) -> Routed | None:
+    """Who answers this call. None: the user's own model, and nothing is recorded.
+
+    Raises:
+        EscapeError: a gate is open and the call has no route.
+        RoleError: the route knows no role for it.
+    """
+    if isinstance(model, PolicyModel) or not _gates:
+        return None
+    route = _route.get()
+    if route is None:
+        _escaped(model)
+        return None
+    if isinstance(route, _Outside):
+        return None
+    site = call_site(model, settings, tags=tags, metadata=metadata)
+    role, reason = route.role(site)
+    return Routed(route=route, model=model, settings=settings, site=site, role=role, reason=reason)
+
+
+def _escaped(model: BaseChatModel) -> None:
+    node = ((var_child_runnable_config.get() or {}).get("metadata") or {}).get("langgraph_node")
+    error = EscapeError(_escape_text(model, node, _caller()))
+    with _lock:
+        strict = any(not gate.allow_escapes for gate in _gates)
+        for gate in _gates:
+            gate.n_escapes += 1
+            gate.first_escape = gate.first_escape or error
+    if strict:
+        raise error
+
+
+def _escape_text(model: BaseChatModel, node: str | None, caller: str) -> str:
+    model_class, name, _ = model_identity(model)
+    where = f"in node {node!r}, " if node else ""
+    return (
+        f"{model_class} {name!r} was called {where}on thread {threading.current_thread().name!r}{caller}, outside of "
+        "any rollout while rollouts run, so nobody knows which rollout it belongs to. A thread of your own doesn't "
+        "inherit the context: use langchain_core.runnables.config.ContextThreadPoolExecutor, asyncio.to_thread, or "
+        "contextvars.copy_context().run(model.invoke, …). With @trainable(allow_escapes=True) your own model answers "
+        "such calls and they are only counted."
+    )
+
+
+def _caller() -> str:
+    frame = sys._getframe(1)
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        if not module.startswith(_FOREIGN):
+            return f" at {frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
+        frame = cast(Any, frame.f_back)
+    return ""
+
+
+@contextmanager
+def _auxiliary(routed: Routed, messages: Sequence[BaseMessage]) -> Iterator[Own]:
+    """Record a call that the user's own model answers; gives the context in which its own nested calls pass."""
+    turn_id = routed.route.auxiliary_began(routed.auxiliary_call(messages))
+    try:
+        yield outside_rollouts
+    except GeneratorExit:
+        routed.route.auxiliary_ended(turn_id, None)
+        raise
+    except BaseException as error:
+        routed.route.auxiliary_ended(turn_id, error)
+        raise
+    routed.route.auxiliary_ended(turn_id, None)
+
+
+def _by_run_manager(model: BaseChatModel, settings: Mapping[str, Any], run_manager: Any) -> Routed | None:
+    return _routed(
+        model, settings, getattr(run_manager, "tags", None) or (), getattr(run_manager, "metadata", None) or {}
+    )
+
+
+def _by_config(model: BaseChatModel, settings: Mapping[str, Any], config: RunnableConfig | None) -> Routed | None:
+    if isinstance(model, PolicyModel) or not _gates:
+        return None
+    merged = ensure_config(config)
+    metadata = {**(merged.get("metadata") or {}), **(model.metadata or {})}
+    return _routed(model, settings, [*(merged.get("tags") or ()), *(model.tags or ())], metadata)
+
+
+def _with_own_config(model: BaseChatModel, config: RunnableConfig | None) -> RunnableConfig:
+    """The call's config with the tags, metadata and callbacks that the user's model object carries."""
+    own: dict[str, Any] = {"tags": model.tags, "metadata": model.metadata, "callbacks": model.callbacks}
+    held = cast(RunnableConfig, {name: value for name, value in own.items() if value})
+    return merge_configs(ensure_config(config), held) if held else ensure_config(config)
+
+
+def _generate_gate(original: Callable[..., ChatResult]) -> Callable[..., ChatResult]:
+    def generate(
+        self: BaseChatModel,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: Any = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        routed = _by_run_manager(self, kwargs, run_manager)
+        if routed is None:
+            return original(self, messages, stop=stop, run_manager=run_manager, **kwargs)
+        if routed.role == "auxiliary":
+            with _auxiliary(routed, messages) as own, own():
+                return original(self, messages, stop=stop, run_manager=run_manager, **kwargs)
+        told = {**kwargs, CALL: routed}
+        result = original(policy_for(self), messages, stop=stop, run_manager=run_manager, **told)
+        return exact_invalid_calls(routed, result)
+
+    return generate
+
+
+def _agenerate_gate(original: Callable[..., Any]) -> Callable[..., Any]:
+    async def agenerate(
+        self: BaseChatModel,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: Any = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        routed = _by_run_manager(self, kwargs, run_manager)
+        if routed is None:
+            return cast(ChatResult, await original(self, messages, stop=stop, run_manager=run_manager, **kwargs))
+        if routed.role == "auxiliary":
+            with _auxiliary(routed, messages) as own, own():
+                return cast(ChatResult, await original(self, messages, stop=stop, run_manager=run_manager, **kwargs))
+        told = {**kwargs, CALL: routed}
+        result = await original(policy_for(self), messages, stop=stop, run_manager=run_manager, **told)
+        return exact_invalid_calls(routed, result)
+
+    return agenerate
+
+
+def _stream_gate(original: Callable[..., Iterator[AIMessageChunk]]) -> Callable[..., Iterator[AIMessageChunk]]:
+    def stream(
+        self: BaseChatModel,
+        input: Any,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> Iterator[AIMessageChunk]:
+        routed = _by_config(self, kwargs, config)
+        if routed is None:
+            yield from original(self, input, config, stop=stop, **kwargs)
+        elif routed.role == "auxiliary":
+            pieces = original(self, input, config, stop=stop, **kwargs)
+            with (
+                _auxiliary(routed, self._convert_input(input).to_messages()) as own,
+                contextlib.closing(cast(Any, pieces)),
+            ):
+                while (piece := _next_within(own, pieces)) is not None:
+                    yield piece
+        else:
+            told = {**kwargs, CALL: routed}
+            yield from original(policy_for(self), input, _with_own_config(self, config), stop=stop, **told)
+
+    return stream
+
+
+def _next_within(own: Own, pieces: Iterator[Any]) -> Any:
+    """The next piece, made under `own`, which must not leak to the consumer between two pieces. None: no more."""
+    with own():
+        return next(pieces, None)
+
+
+def _astream_gate(
+    original: Callable[..., AsyncIterator[AIMessageChunk]],
+) -> Callable[..., AsyncIterator[AIMessageChunk]]:
+    async def astream(
+        self: BaseChatModel,
+        input: Any,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[AIMessageChunk]:
+        routed = _by_config(self, kwargs, config)
+        model, told = self, kwargs
+        if routed is not None and routed.role != "auxiliary":
+            model, told, config = policy_for(self), {**kwargs, CALL: routed}, _with_own_config(self, config)
+        async with contextlib.aclosing(cast(Any, original(model, input, config, stop=stop, **told))) as pieces:
+            if routed is None or routed.role != "auxiliary":
+                async for piece in pieces:
+                    yield piece
+                return
+            with _auxiliary(routed, self._convert_input(input).to_messages()) as own:
+                while (piece := await _anext_within(own, pieces)) is not None:
+                    yield piece
+
+    return astream
+
+
+async def _anext_within(own: Own, pieces: AsyncIterator[Any]) -> Any:
+    with own():
+        return await anext(pieces, None)
+
+
+def _stream_v3_gate(original: Callable[..., Any]) -> Callable[..., Any]:
+    undecorated = getattr(original, "__wrapped__", original)  # @beta warns when called from outside of langchain
+
+    def stream_v3(
+        self: BaseChatModel,
+        input: Any,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        routed = _by_config(self, kwargs, config)
+        if routed is None:
+            return undecorated(self, input, config, stop=stop, **kwargs)
+        if routed.role == "auxiliary":
+            with _auxiliary(routed, self._convert_input(input).to_messages()):
+                return undecorated(self, input, config, stop=stop, **kwargs)
+        told = {**kwargs, CALL: routed}
+        return undecorated(policy_for(self), input, _with_own_config(self, config), stop=stop, **told)
+
+    return stream_v3
+
+
+def _astream_v3_gate(original: Callable[..., Any]) -> Callable[..., Any]:
+    stream_v3 = _stream_v3_gate(original)
+
+    async def astream_v3(self: BaseChatModel, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        return await stream_v3(self, input, config, **kwargs)
+
+    return astream_v3
+
+
+_REPLACEMENTS: dict[str, Callable[[Any], Any]] = {
+    "_generate_with_cache": _generate_gate,
+    "_agenerate_with_cache": _agenerate_gate,
+    "stream": _stream_gate,
+    "astream": _astream_gate,
+    "_chat_model_stream_v3": _stream_v3_gate,
+    "_achat_model_stream_v3": _astream_v3_gate,
+}
+
+
+class _ProbeModel(BaseChatModel):
+    """A user's model that must never be reached."""
+
+    @property
+    def _llm_type(self) -> str:
+        return "agenttrain-probe"
+
+    def _generate(self, *args: Any, **kwargs: Any) -> ChatResult:
+        raise _GotPast
+
+    async def _agenerate(self, *args: Any, **kwargs: Any) -> ChatResult:
+        raise _GotPast
+
+    def _stream(self, *args: Any, **kwargs: Any) -> Iterator[ChatGenerationChunk]:
+        raise _GotPast
+
+    async def _astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[ChatGenerationChunk]:
+        raise _GotPast
+        yield
+
+
+class _GotPast(Exception):
+    """A probe reached the user's model."""
+
+
+class _ProbeRoute:
+    """Answers every call with one word, and counts."""
+
+    def __init__(self) -> None:
+        self.n_answers = 0
+
+    def role(self, site: CallSite) -> tuple[Role, str]:
+        return "frozen", "probe"
+
+    def answer(self, call: ModelCall) -> Reply:
+        self.n_answers += 1
+        return Reply(call_id=f"probe-{self.n_answers}", text="caught", model="probe")
+
+    async def aanswer(self, call: ModelCall) -> Reply:
+        return self.answer(call)
+
+    def auxiliary_began(self, call: ModelCall) -> str:
+        return "probe"
+
+    def auxiliary_ended(self, turn_id: str, error: BaseException | None) -> None:
+        return None
+
+
+def self_test() -> None:
+    """Send one call through each funnel of the installed langchain-core.
+
+    Raises:
+        GraphError: naming the first funnel that reaches the user's model.
+    """
+    probes: dict[str, Callable[[BaseChatModel], Any]] = {
+        "_generate_with_cache": lambda model: model.invoke("x"),
+        "_agenerate_with_cache": lambda model: asyncio.run(_awaited(model.ainvoke("x"))),
+        "stream": lambda model: list(model.stream("x")),
+        "astream": lambda model: asyncio.run(_listed(model.astream("x"))),
+    }
+    if hasattr(BaseChatModel, LATER_FUNNELS[0]):
+        probes[LATER_FUNNELS[0]] = lambda model: model.stream_events([HumanMessage("x")], version="v3").output
+    if hasattr(BaseChatModel, LATER_FUNNELS[1]):
+        probes[LATER_FUNNELS[1]] = lambda model: asyncio.run(_v3_output(model))
+    with open_gate():
+        for name, probe in probes.items():
+            _probe(name, probe)
+
+
+def _probe(name: str, probe: Callable[[BaseChatModel], Any]) -> None:
+    route, failures = _ProbeRoute(), list[BaseException]()
+
+    def send() -> None:
+        try:
+            with use_route(route):
+                probe(_ProbeModel())
+        except Exception as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=send, name="agenttrain-self-test")
+    thread.start()
+    thread.join()
+    if route.n_answers == 1 and not failures:
+        return
+    seen = (
+        f"raised {type(failures[0]).__name__}: {failures[0]}" if failures else f"was answered {route.n_answers} times"
+    )
+    if failures and isinstance(failures[0], _GotPast):
+        seen = "reached the user's model"
+    version = importlib.metadata.version("langchain-core")
+    raise GraphError(
+        f"A call through BaseChatModel.{name} {seen} with langchain-core {version}, "
+        "and the policy must answer it once. Install the langchain-core version of constraints.txt."
+    ) from (failures[0] if failures else None)
+
+
+async def _awaited(call: Any) -> Any:
+    return await call
+
+
+async def _listed(pieces: AsyncIterator[Any]) -> list[Any]:
+    return [piece async for piece in pieces]
+
+
+async def _v3_output(model: BaseChatModel) -> Any:
+    stream = await cast(Any, model.astream_events([HumanMessage("x")], version="v3"))
+    return await stream.output

@@ -1,0 +1,97 @@
+"""A graph's code becomes the list of chat models that can be seen in it before it runs.
+
+Looks at nodes, their closures, the globals their code names, bound objects' attributes, and tools. Best effort: a model
+built inside a node is found at its first call only. Nothing is called or changed.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.runnables import Runnable
+from langchain_core.tools import BaseTool
+from langgraph.pregel import Pregel
+
+from agenttrain.graph.runnable import RunnableGraph
+from agenttrain.graph.site import model_identity
+
+MAX_DEPTH = 8
+MAX_OBJECTS = 5_000
+"""Looked at in one graph; a graph that needs more is left to its first calls."""
+_PLAIN = (str, bytes, int, float, bool, type(None))
+_HELD = ("bound", "steps", "runnable", "func", "afunc", "coroutine", "default", "fallbacks", "last", "first", "middle")
+"""Attributes by which runnables and tools hold others."""
+
+
+def models_of(runnable: RunnableGraph) -> list[tuple[str, str, str]]:
+    """(class, name, base address) of each model seen, once each, sorted."""
+    return sorted({model_identity(model) for model in _models(runnable.graph)})
+
+
+def _models(graph: Any) -> Iterator[BaseChatModel]:
+    seen: set[int] = set()
+    waiting: list[tuple[Any, int]] = [(graph, 0)]
+    while waiting and len(seen) < MAX_OBJECTS:
+        found, depth = waiting.pop()
+        if isinstance(found, _PLAIN) or id(found) in seen:
+            continue
+        seen.add(id(found))
+        if isinstance(found, BaseChatModel):
+            yield found
+        elif depth < MAX_DEPTH:
+            waiting.extend((part, depth + 1) for part in _parts(found))
+
+
+def _parts(found: Any) -> list[Any]:
+    """What an object holds that may hold a model."""
+    if isinstance(found, Pregel):
+        nodes = list(found.nodes.values())
+        branches = getattr(getattr(found, "builder", None), "branches", {})
+        paths = [branch.path for by_name in branches.values() for branch in by_name.values()]
+        return [*(node.bound for node in nodes), *(sub for node in nodes for sub in node.subgraphs or ()), *paths]
+    if isinstance(found, (list, tuple, set, frozenset)):
+        return list(found)
+    if isinstance(found, Mapping):
+        return list(found.values())
+    if inspect.ismethod(found):
+        return [found.__func__, *_attributes(found.__self__)]
+    if inspect.isfunction(found):
+        return _function_parts(found)
+    if isinstance(found, type) or inspect.ismodule(found):
+        return []
+    return _attributes(found) if _is_users(found) else _held(found)
+
+
+def _is_users(found: Any) -> bool:
+    """Whether all attributes are worth a look: the user's own objects, and middleware, which holds its own models."""
+    kind = type(found)
+    if isinstance(found, (Runnable, BaseTool)):
+        return False
+    own = not kind.__module__.startswith(("langchain_core", "langgraph", "pydantic", "builtins", "typing", "openai"))
+    return own and hasattr(found, "__dict__")
+
+
+def _held(found: Any) -> list[Any]:
+    held = getattr(found, "__dict__", {})
+    parts = [held[name] for name in _HELD if name in held]
+    return [*parts, *getattr(found, "tools_by_name", {}).values()]
+
+
+def _attributes(owner: Any) -> list[Any]:
+    return [value for value in getattr(owner, "__dict__", {}).values() if not isinstance(value, _PLAIN)]
+
+
+def _function_parts(function: Any) -> list[Any]:
+    function = inspect.unwrap(function)
+    parts = list(function.__defaults__ or ())
+    for cell in function.__closure__ or ():
+        try:
+            parts.append(cell.cell_contents)
+        except ValueError:
+            continue
+    names = function.__code__.co_names
+    parts += [function.__globals__[name] for name in names if name in function.__globals__]
+    return parts

@@ -1,0 +1,67 @@
+"""LangGraph's config variable and a chat model's settings become a CallSite: where in the graph a call was made.
+
+Invariant: two executions of one graph on one input give the same node, step, path and model; task ids and the
+namespace tell parallel siblings apart. Knows nothing of roles.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from langchain_core.runnables.config import var_child_runnable_config
+
+from agenttrain.records import CallSite
+
+
+def call_site(
+    model: object, settings: Mapping[str, Any], *, tags: Sequence[str], metadata: Mapping[str, Any]
+) -> CallSite:
+    """Where in the graph a call is made, from LangGraph's config variable and LangChain's run manager.
+
+    Args:
+        tags, metadata: of the call itself, as LangChain merged them; middleware's own calls drop LangGraph's keys
+            there, so those are read from the config variable first.
+    """
+    config: Mapping[str, Any] = var_child_runnable_config.get() or {}
+    around = config.get("metadata") or {}
+    configurable = config.get("configurable") or {}
+    execution = getattr(configurable.get("__pregel_runtime"), "execution_info", None)
+    model_class, model_name, base_url = model_identity(model, settings)
+    return CallSite(
+        node=around.get("langgraph_node"),
+        step=around.get("langgraph_step"),
+        task_id=execution.task_id if execution else None,
+        checkpoint_ns=str(configurable.get("checkpoint_ns") or around.get("langgraph_checkpoint_ns") or ""),
+        path=_path_text(around.get("langgraph_path")),
+        attempt=execution.node_attempt if execution else 1,
+        tags=tuple(dict.fromkeys(tags)),
+        source=metadata.get("lc_source") or around.get("lc_source"),
+        model_class=model_class,
+        model_name=model_name,
+        base_url=base_url,
+        thread=threading.current_thread().name,
+    )
+
+
+def model_identity(model: object, settings: Mapping[str, Any] | None = None) -> tuple[str, str, str]:
+    """Class, name and base address of a chat model, "" where it has none; a call's own `model=` wins."""
+    name = (settings or {}).get("model") or _first_text(model, ("model_name", "model", "model_id", "deployment_name"))
+    address = _first_text(model, ("openai_api_base", "base_url", "anthropic_api_url", "azure_endpoint", "endpoint_url"))
+    return type(model).__name__, str(name), address
+
+
+def _first_text(model: object, names: Sequence[str]) -> str:
+    for name in names:
+        value = getattr(model, name, None)
+        if isinstance(value, str) and value:
+            return value
+    return ""
+
+
+def _path_text(path: Any) -> str:
+    """LangGraph's task path with "/" between its parts: the same in every run of one graph."""
+    if isinstance(path, (tuple, list)):
+        return "/".join(_path_text(part) for part in path)
+    return "" if path is None else str(path)

@@ -1,0 +1,76 @@
+"""Tool calls of one rollout become OpenTelemetry spans and two counts.
+
+One `execute_tool {tool}` span per call, ended with the call. Invariant: nothing here raises into the agent, and with a
+tracer that doesn't record only the counts are kept.
+
+Source: OpenTelemetry semantic conventions for generative AI, "Execute tool span".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from langchain_core.callbacks import BaseCallbackHandler
+from langgraph.errors import GraphBubbleUp
+from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, Status, StatusCode, Tracer
+
+from agenttrain.errors import RolloutStop
+
+
+class ToolSpans(BaseCallbackHandler):
+    """LangChain callback handler; one per rollout, given to `run_graph` among the callbacks."""
+
+    run_inline = True
+    """In async graphs too: no thread for an event that costs microseconds."""
+    ignore_llm = True
+    ignore_chat_model = True
+    ignore_chain = True
+    ignore_retriever = True
+    ignore_retry = True
+    ignore_custom_event = True
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self._spans: dict[UUID, Span] = {}
+        self.n_tool_calls = 0
+        """Calls that reached a tool; a call of a tool that doesn't exist reaches none."""
+        self.n_tool_errors = 0
+        """Tools that raised, refused their arguments, or answered with a ToolMessage of status "error"."""
+
+    def on_tool_start(self, serialized: dict[str, Any] | None, input_str: str, *, run_id: UUID, **kwargs: Any) -> None:
+        """Begin the span of one call."""
+        self.n_tool_calls += 1
+        name = str((serialized or {}).get("name") or kwargs.get("name") or "tool")
+        attributes = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": name}
+        if call_id := kwargs.get("tool_call_id"):
+            attributes["gen_ai.tool.call.id"] = str(call_id)
+        span = self._tracer.start_span(f"execute_tool {name}", kind=SpanKind.INTERNAL, attributes=attributes)
+        if span.is_recording():
+            self._spans[run_id] = span
+
+    def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """End it; an answer of status "error" is an error."""
+        failed = getattr(output, "status", None) == "error"
+        self.n_tool_errors += failed
+        self._end(run_id, "tool_error" if failed else None, "")
+
+    def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """End it with the exception's type; an interrupt or the rollout's end is no error of the tool."""
+        if isinstance(error, (GraphBubbleUp, RolloutStop)):
+            self._end(run_id, None, "")
+            return
+        self.n_tool_errors += 1
+        self._end(run_id, type(error).__qualname__, str(error)[:200])
+
+    def close(self) -> None:
+        """End what is still open, such as tools that outlived their rollout."""
+        for run_id in list(self._spans):
+            self._end(run_id, "abandoned", "")
+
+    def _end(self, run_id: UUID, error_type: str | None, description: str) -> None:
+        span = self._spans.pop(run_id, INVALID_SPAN)
+        if error_type is not None:
+            span.set_attribute("error.type", error_type)
+            span.set_status(Status(StatusCode.ERROR, description))
+        span.end()
