@@ -2,7 +2,7 @@
 
 Four layers, the later wins: defaults, the decorator, the file, the flags. A key nobody knows is an error with a
 suggestion, never ignored. A table named after a plugin is kept for that plugin, and its own `trainer` table
-replaces `trainer` keys when that plugin is the trainer or the engine.
+stands over the `trainer` table of the same layer when that plugin is the trainer or the engine.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,9 +22,12 @@ FILE_NAMES = ("agenttrain.toml", "pyproject.toml")
 
 
 class Table(BaseModel):
-    """A table of the configuration: unknown keys are refused, values can't change after the run began."""
+    """A table of the configuration: unknown keys are refused, values can't change after the run began.
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    Types are taken at their word: `steps = true` is no 1, and `unfinished = nan` is no number.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class TrainerTable(Table):
@@ -112,28 +115,26 @@ class Config(Table):
     run: RunTable = RunTable()
     renderer: RendererTable = RendererTable()
     plugins: dict[str, dict[str, Any]] = {}
-    """Tables of plugins, by name."""
+    """Tables of plugins, by name; without their `trainer` tables, which `trainer` has taken in."""
 
 
 def resolve(*layers: tuple[str, Mapping[str, Any]], plugin_tables: Iterable[str] = ()) -> Config:
     """Merge layers, the later wins, and check the result.
 
     Args:
-        layers: (where it was written, nested tables), for the error messages.
+        layers: (where it was written, nested tables), for the error messages. A resolved configuration is one too.
         plugin_tables: names of tables that plugins own.
 
     Raises:
         ConfigError: an unknown key, or a value of a wrong type or range; it names the layer that wrote it.
     """
-    owned = set(plugin_tables)
-    merged: dict[str, Any] = {}
-    written: dict[str, str] = {}
-    for where, layer in layers:
-        _merge(merged, layer, where, written)
-    plugins = {name: merged.pop(name) for name in list(merged) if name in owned and name not in Config.model_fields}
-    _refuse_unknown(Config, merged, written, owned)
-    merged = _with_plugin_trainer(merged, plugins)
-    _refuse_unknown(Config, merged, written, owned)
+    owned = set(plugin_tables) - set(Config.model_fields)
+    flat = [(where, _with_plugins_beside(layer)) for where, layer in layers]
+    merged, written = _merged(flat, owned)
+    chosen = [merged.get(table, {}).get("name", "local") for table in ("engine", "trainer")]
+    own_trainers = [name for name in chosen if isinstance(name, str) and name in owned]
+    merged, written = _merged(_with_own_trainers(flat, own_trainers), owned)
+    plugins = {name: _without_trainer(merged.pop(name)) for name in list(merged) if name in owned}
     try:
         return Config(**merged, plugins=plugins)
     except ValidationError as error:
@@ -142,6 +143,7 @@ def resolve(*layers: tuple[str, Mapping[str, Any]], plugin_tables: Iterable[str]
 
 def find_file(start: Path) -> Path | None:
     """agenttrain.toml, else a pyproject.toml with [tool.agenttrain], in a folder or its parents."""
+    start = start.absolute()
     for folder in (start, *start.parents):
         for name in FILE_NAMES:
             path = folder / name
@@ -159,6 +161,8 @@ def read_file(path: Path) -> dict[str, Any]:
     tables = _parse(path)
     if path.name == "pyproject.toml":
         tables = tables.get("tool", {}).get("agenttrain", {})
+        if not isinstance(tables, dict):
+            raise ConfigError(f"tool.agenttrain in {path} is {tables!r}, and a table is expected: [tool.agenttrain].")
     return anchored(tables, path.parent)
 
 
@@ -183,12 +187,16 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
     tables: dict[str, Any] = {}
     for assignment in assignments:
         key, separator, text = assignment.partition("=")
-        if not separator or not key:
+        if not separator or not key.strip():
             raise ConfigError(f"--set {assignment!r} has no key=value. Write for example --set trainer.steps=20.")
         *parents, leaf = key.strip().split(".")
         table = tables
         for parent in parents:
             table = table.setdefault(parent, {})
+            if not isinstance(table, dict):
+                raise ConfigError(
+                    f"--set {assignment!r} needs a table {parent!r}, and an earlier --set made it a value."
+                )
         table[leaf] = _toml_value(text.strip())
     return tables
 
@@ -223,21 +231,53 @@ def _merge(into: dict[str, Any], layer: Mapping[str, Any], where: str, written: 
         if isinstance(value, Mapping):
             table = into.setdefault(key, {})
             if not isinstance(table, dict):
-                raise ConfigError(f"{name} in {where} is a table, and elsewhere a value. Write it one way.")
+                raise ConfigError(f"{name} in {where} is a table, and in {written[name]} a value. Write it one way.")
+            written.setdefault(name, where)
             _merge(table, value, where, written, f"{name}.")
         elif value is not None:
             into[key] = value
             written[name] = where
 
 
-def _with_plugin_trainer(merged: dict[str, Any], plugins: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """`[verl.trainer]` over `[trainer]` when verl is the trainer or the engine."""
-    chosen = [merged.get(table, {}).get("name", "local") for table in ("engine", "trainer")]
-    for name in chosen:
-        own = plugins.get(name, {}).get("trainer", {})
-        if own:
-            merged = {**merged, "trainer": {**merged.get("trainer", {}), **own}}
-    return merged
+def _merged(layers: Iterable[tuple[str, Mapping[str, Any]]], owned: set[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """(one set of tables of known keys, key to the layer that wrote it last)."""
+    merged: dict[str, Any] = {}
+    written: dict[str, str] = {}
+    for where, layer in layers:
+        _merge(merged, layer, where, written)
+    _refuse_unknown(Config, {key: value for key, value in merged.items() if key not in owned}, written, owned)
+    for name in sorted(owned & merged.keys()):
+        table = _table(merged[name], name, written)
+        own = _table(table.get("trainer", {}), f"{name}.trainer", written)
+        _refuse_unknown(TrainerTable, own, written, owned, f"{name}.trainer.")
+    return merged, written
+
+
+def _table(value: Any, name: str, written: Mapping[str, str]) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name} in {written[name]} is {value!r}, and a table is expected: [{name}].")
+    return value
+
+
+def _with_own_trainers(
+    layers: Iterable[tuple[str, Mapping[str, Any]]], plugins: Iterable[str]
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Each layer, then its `[verl.trainer]` as `[trainer]`: over its own `trainer` table and under later layers."""
+    for where, layer in layers:
+        yield where, layer
+        for name in plugins:
+            yield f"[{name}.trainer] of {where}", {"trainer": layer.get(name, {}).get("trainer", {})}
+
+
+def _with_plugins_beside(layer: Mapping[str, Any]) -> dict[str, Any]:
+    """Plugin tables beside the others, as users write them; a resolved configuration holds them under `plugins`."""
+    rest = {key: value for key, value in layer.items() if key != "plugins"}
+    plugins = layer.get("plugins", {})
+    return {**plugins, **rest} if isinstance(plugins, Mapping) else dict(layer)
+
+
+def _without_trainer(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in table.items() if key != "trainer"}
 
 
 def _refuse_unknown(
@@ -248,20 +288,13 @@ def _refuse_unknown(
         field = model.model_fields.get(key)
         if field is None or name == "plugins":
             known = [f"{path}{k}" for k in model.model_fields if k != "plugins"] + (sorted(owned) if not path else [])
-            raise ConfigError(_unknown(name, written, known))
+            raise ConfigError(_unknown(name, written[name], known))
         inner = field.annotation
         if isinstance(inner, type) and issubclass(inner, Table):
-            if not isinstance(value, Mapping):
-                raise ConfigError(f"{name} is {value!r}, and a table is expected, such as {name}.{_first_key(inner)}.")
-            _refuse_unknown(inner, value, written, owned, f"{name}.")
+            _refuse_unknown(inner, _table(value, name, written), written, owned, f"{name}.")
 
 
-def _first_key(model: type[BaseModel]) -> str:
-    return next(iter(model.model_fields))
-
-
-def _unknown(name: str, written: Mapping[str, str], known: list[str]) -> str:
-    where = next((place for key, place in written.items() if key == name or key.startswith(f"{name}.")), "the config")
+def _unknown(name: str, where: str, known: list[str]) -> str:
     close = difflib.get_close_matches(name, known + _all_keys(), n=1)
     hint = f"Did you mean {close[0]!r}?" if close else f"Known here: {', '.join(known)}."
     return f"{name!r} in {where} is no key of the configuration. {hint}"
@@ -270,6 +303,8 @@ def _unknown(name: str, written: Mapping[str, str], known: list[str]) -> str:
 def _all_keys(model: type[BaseModel] = Config, path: str = "") -> list[str]:
     keys = []
     for key, field in model.model_fields.items():
+        if key == "plugins":
+            continue
         inner = field.annotation
         nested = isinstance(inner, type) and issubclass(inner, Table)
         keys += _all_keys(inner, f"{path}{key}.") if nested else [f"{path}{key}"]  # type: ignore[arg-type]

@@ -258,7 +258,7 @@ class Fit:
         job = self.job
         return RunFacts(
             run_id=self.run.id,
-            graph=job.loaded.label,
+            graph=job.loaded.name,
             trainer=self.trainer.name,
             engine=self.trainer.engine_name,
             seed=job.config.seed,
@@ -327,7 +327,7 @@ def evaluate(job: Job, run: RunFolder, *, watcher: Watcher) -> dict[str, Any]:
         alarms = verifier_alarms(results, 0)
         facts = RunFacts(
             run_id=run.id,
-            graph=job.loaded.label,
+            graph=job.loaded.name,
             trainer="none",
             engine=engine.name if engine is not None else "as-is",
             seed=config.seed,

@@ -18,7 +18,7 @@ from typing import Any
 from agenttrain.capture.render import open_renderer
 from agenttrain.config import Config, anchored, environment, find_file, read_file, resolve
 from agenttrain.errors import ConfigError, ModelError, TaskError
-from agenttrain.graph.load import LoadedGraph, load_graph, source_files
+from agenttrain.graph.load import LoadedGraph, load_graph, load_module, source_files
 from agenttrain.plugins import Plugins
 from agenttrain.protocols import Renderer
 from agenttrain.records import Task
@@ -59,6 +59,7 @@ def prepare(
     needs_policy: bool = True,
     task_file: Path | None = None,
     split: str | None = None,
+    extra_plugins: Mapping[str, Any] | None = None,
 ) -> Job:
     """Check everything a command needs.
 
@@ -67,13 +68,16 @@ def prepare(
         flags: tables that the command line set; the last word.
         saved: the tables of a run that goes on; they stand in for decorator and file.
         task_file: tasks instead of the configured ones; all of them are evaluated unless `split` is given.
+        extra_plugins: plugins that are no installed distribution, by name.
 
     Raises:
         AgenttrainError: the first thing that is wrong, with the next step.
     """
     loaded = load_graph(target, cwd=cwd)
     noted = loaded.trainable
-    plugins = Plugins.load(only=environment("AGENTTRAIN_PLUGINS"), graph_module=loaded.module)
+    plugins = Plugins.load(only=environment("AGENTTRAIN_PLUGINS"), graph_module=load_module(loaded.file))
+    for name, plugin in (extra_plugins or {}).items():
+        plugins.add(plugin, name)
     layers = _layers(loaded, noted, flags, saved, cwd)
     config = resolve(*layers, plugin_tables=plugins.table_names)
     plugins.trainer(config.trainer.name)
@@ -89,7 +93,8 @@ def prepare(
     chosen = held_out[: config.eval.tasks] if config.eval.tasks else held_out
     if not chosen:
         raise TaskError(f"{target} has no held-out task to evaluate on. Give some rows split = \"held_out\".")
-    check_against_schema((*train, *chosen), loaded.input_schema, loaded.context_schema)
+    with loaded.open() as graph:
+        check_against_schema((*train, *chosen), graph.input_schema(), graph.context_schema())
     model = model_folder(config) if needs_policy else None
     renderer = _renderer(config, model) if model is not None else None
     return Job(

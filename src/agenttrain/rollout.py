@@ -16,13 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from agenttrain import telemetry
+from agenttrain.as_is import AsIsRoles, NoEngine, NoRenderer
 from agenttrain.capture.recorder import Recorder, RecorderLimits
 from agenttrain.config import Config
-from agenttrain.errors import PolicyFailure, RewardError
-from agenttrain.graph.intercept import open_gate, outside_rollouts, self_test
-from agenttrain.graph.load import LoadedGraph, RunnableGraph, load_graph
+from agenttrain.errors import RewardError
+from agenttrain.graph.intercept import Gate, open_gate, outside_rollouts, self_test
+from agenttrain.graph.load import LoadedGraph, load_graph, load_module
 from agenttrain.graph.roles import RoleBook
 from agenttrain.graph.run import GraphEnding, run_graph
+from agenttrain.graph.runnable import RunnableGraph
 from agenttrain.graph.spans import ToolSpans
 from agenttrain.plugins import Plugins
 from agenttrain.protocols import Engine, Renderer, TurnStore
@@ -37,8 +39,8 @@ from agenttrain.records import (
     Status,
     Turn,
 )
-from agenttrain.reward.score import passes, score
-from agenttrain.reward.status import Ending, is_rewarded, may_succeed, status_of
+from agenttrain.reward.score import VerifierPolicyFailure, passes, score
+from agenttrain.reward.status import STATUS_RULES, Ending, is_rewarded, may_succeed, status_of
 from agenttrain.sample.build import build_samples
 from agenttrain.trainable import Limits, Trainable, current_task_is
 from agenttrain.trajectory.tree import trajectories
@@ -71,16 +73,25 @@ class Runner:
     config: Config
     loaded: LoadedGraph
     graph: RunnableGraph
-    renderer: Renderer | None
-    """None: no call goes to the policy (`eval --run as-is`)."""
+    renderer: Renderer
     store: TurnStore
     plugins: Plugins
     roles: RoleBook
+    gate: Gate
     model_name: str
     _flights: dict[str, _Flight] = field(default_factory=dict)
 
     def run(self, request: RolloutRequest, engine: Engine | None) -> RolloutResult:
-        """Run the graph on one task; blocks. Never raises for what the graph or its verifiers do."""
+        """Run the graph on one task; blocks.
+
+        Args:
+            engine: answers the policy's calls. None: there are none, the user's own models answer (as-is).
+
+        Raises:
+            RoleError: a second model of which nothing was declared.
+            EscapeError: a model call got past the gate.
+            PluginError: a plugin that decides raised.
+        """
         with telemetry.rollout_span(
             graph=self.loaded.name,
             rollout_id=request.rollout_id,
@@ -91,8 +102,8 @@ class Runner:
         ) as span:
             flight = self._take_off(request, engine)
             ending = self._run_graph(flight)
-            result = self._land(flight, ending, span)
-        return result
+            self._refuse()
+            return self._land(flight, ending, span)
 
     def abandon(self, rollout_id: str, cause: str) -> RolloutResult | None:
         """Give up on a rollout whose graph does not return; its thread can't be ended, only cut off.
@@ -106,6 +117,13 @@ class Runner:
         flight.recorder.stop(cause)
         return self._record(flight, Ending(stuck=True, stopped=cause), state=None, span=None)
 
+    def _refuse(self) -> None:
+        """End the run for what no rollout may do, even where the graph's own code caught it."""
+        if self.roles.refused is not None:
+            raise self.roles.refused
+        if self.gate.first_escape is not None and not self.gate.allow_escapes:
+            raise self.gate.first_escape
+
     def stop_all(self) -> None:
         """Cut off every rollout under way: their next model call ends them as aborted."""
         for flight in list(self._flights.values()):
@@ -115,7 +133,7 @@ class Runner:
         limits = self.limits
         recorder = Recorder(
             request=request,
-            engine=engine,
+            engine=engine or NoEngine(),
             renderer=self.renderer,
             store=self.store,
             role_of=self._role_of,
@@ -156,8 +174,9 @@ class Runner:
             stopped=recorder.stopped,
             aborted=bool(recorder.stopped and recorder.stopped.startswith("aborted")),
             last_turn_cut=last is not None and last.stop_reason == "length",
-            ended_on_unparsable=last is not None and last.parse_failed,
+            ended_on_unparsable=ended.unreadable_answer or (last is not None and last.parse_failed),
             lost_calls=recorder.lost,
+            n_trained_turns=sum(turn.role == "trained" for turn in recorder.turns),
         )
         return self._record(flight, ending, state=ended.state, span=span)
 
@@ -191,7 +210,7 @@ class Runner:
         self, request: RolloutRequest, status: Status, cause: str, state: Any
     ) -> tuple[Reward | None, Status, str]:
         """The verifiers' word, and the status it may change: a broken verifier is the environment's failure."""
-        unfinished = self.config.reward.unfinished if status in ("truncated", "budget_exhausted") else 0.0
+        unfinished = self.config.reward.unfinished if STATUS_RULES[status].unfinished else 0.0
         try:
             with outside_rollouts(), current_task_is(request.task), telemetry.reward_span(request.rollout_id):
                 reward = score(
@@ -201,8 +220,8 @@ class Runner:
                     timeout_s=self.config.limits.verifier_seconds,
                     unfinished=unfinished,
                 )
-        except PolicyFailure as failure:
-            return Reward(score=unfinished, parts=(), unfinished=unfinished), "policy_failure", f"verifier: {failure}"
+        except VerifierPolicyFailure as failure:
+            return failure.reward, "policy_failure", str(failure)
         except RewardError as error:
             return None, "environment_failure", str(error)
         return reward, status, cause
@@ -277,18 +296,6 @@ def limits_of(config: Config) -> Limits:
     return Limits(turns=config.limits.turns, tokens=config.limits.tokens, seconds=config.limits.seconds)
 
 
-def as_is_role(site: CallSite) -> tuple[Role, str]:
-    """Every call is answered by the user's own model."""
-    return "auxiliary", "as-is: the user's own models answer"
-
-
-class AsIsRoles(RoleBook):
-    """A role book in which every call is auxiliary."""
-
-    def role(self, site: CallSite) -> tuple[Role, str]:
-        return as_is_role(site)
-
-
 @contextmanager
 def open_runner(
     config: Config,
@@ -308,17 +315,18 @@ def open_runner(
     with ExitStack() as stack:
         allow = noted.allow_escapes if noted is not None else False
         graph = stack.enter_context(loaded.open())
-        stack.enter_context(open_gate(allow_escapes=allow))
+        gate = stack.enter_context(open_gate(allow_escapes=allow))
         self_test()
         roles = _role_book(noted) if renderer is not None else AsIsRoles()
         yield Runner(
             config=config,
             loaded=loaded,
             graph=graph,
-            renderer=renderer,
+            renderer=renderer or NoRenderer(),
             store=store,
             plugins=plugins,
             roles=roles,
+            gate=gate,
             model_name=model_name,
         )
 
@@ -331,7 +339,7 @@ def open_runner_of(spec: RolloutSpec, *, store: TurnStore) -> Iterator[Runner]:
     config = Config.model_validate(dict(spec.config))
     target = spec.graph_file if spec.attribute is None else f"{spec.graph_file}:{spec.attribute}"
     loaded = load_graph(target)
-    plugins = Plugins.load(only=None, named=spec.plugins, graph_module=loaded.module)
+    plugins = Plugins.load(only=None, named=spec.plugins, graph_module=load_module(loaded.file))
     renderer = open_renderer(spec.model, family=config.renderer.family, history=config.renderer.history)
     with open_runner(
         config, loaded, renderer=renderer, store=store, plugins=plugins, model_name=Path(spec.model).name

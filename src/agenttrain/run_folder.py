@@ -1,17 +1,19 @@
 """A run's folder: made, found again, written to. Knows file names and nothing of what is in the records.
 
-    runs/<id>/config.toml  rollouts/*.db  metrics.jsonl  checkpoints/step-N/  policy/  report.json  report.md
+runs/<id>/config.toml  rollouts/*.db  metrics.jsonl  checkpoints/step-N/  policy/  report.json  report.md
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
 import time
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from agenttrain.errors import RunError
 
 SPARE_BYTES = 64 * 2**20
 """Room for the rollouts of a run, asked for before it starts."""
+_CHECKPOINT = re.compile(r"step-([0-9]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +81,16 @@ class RunFolder:
             raise RunError(_cant_write(self.path / "metrics.jsonl", error)) from error
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl."""
+        """The whole lines of metrics.jsonl; a last one that a killed process left without its end is none.
+
+        Raises:
+            RunError: a line that is no JSON.
+        """
         path = self.path / "metrics.jsonl"
         if not path.exists():
             return []
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        whole, _, _ = path.read_text(encoding="utf-8", errors="replace").rpartition("\n")
+        return [_parsed(line, path) for line in whole.split("\n") if line.strip()]
 
     def drop_metrics_after(self, step: int) -> None:
         """On resume: lines past the checkpoint go, so that each step stands once."""
@@ -90,25 +98,29 @@ class RunFolder:
         _write(self.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in kept))
 
     def write_report(self, report: Mapping[str, Any], text: str) -> None:
-        _write(self.report_json, json.dumps(report, indent=2) + "\n")
+        """report.md, then report.json, which says that the run has ended."""
         _write(self.path / "report.md", text)
+        _write(self.report_json, json.dumps(report, indent=2) + "\n")
 
     def read_report(self) -> dict[str, Any] | None:
-        """report.json, or None while the run has not ended."""
+        """report.json, or None while the run has not ended.
+
+        Raises:
+            RunError: it is no JSON.
+        """
         if not self.report_json.exists():
             return None
-        report: dict[str, Any] = json.loads(self.report_json.read_text(encoding="utf-8"))
-        return report
+        return _parsed(self.report_json.read_text(encoding="utf-8", errors="replace"), self.report_json)
 
     def checkpoint_folders(self) -> list[tuple[int, Path]]:
         """(step, folder) of the whole checkpoints, the newest last."""
         if not self.checkpoints.is_dir():
             return []
-        named = [(folder.name.removeprefix("step-"), folder) for folder in self.checkpoints.iterdir()]
-        return sorted((int(step), folder) for step, folder in named if step.isdigit())
+        named = [(_CHECKPOINT.fullmatch(folder.name), folder) for folder in self.checkpoints.iterdir()]
+        return sorted((int(match[1]), folder) for match, folder in named if match and folder.is_dir())
 
     def prune_checkpoints(self, keep: int) -> None:
-        """Keep the newest."""
+        """Keep the newest, at least one."""
         for _, folder in self.checkpoint_folders()[:-keep]:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -119,10 +131,13 @@ def new_run(root: Path, name: str, *, n_bytes: int = 0) -> RunFolder:
     Args:
         n_bytes: what the run will write besides its rollouts; checked against the free space first.
 
+    Returns:
+        A folder with an absolute path: a graph may change the current directory, and other processes have another one.
+
     Raises:
         RunError: the folder can't be made, or the disk has too little room.
     """
-    path = root / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    path = root.absolute() / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     try:
         root.mkdir(parents=True, exist_ok=True)
         check_room(root, n_bytes + SPARE_BYTES)
@@ -158,19 +173,30 @@ def find_run(run: str, root: Path) -> RunFolder:
     for path in (root / run, Path(run)):
         if (path / "config.toml").is_file():
             return RunFolder(path.resolve())
-    known = sorted((p.parent.name for p in root.glob("*/config.toml")), reverse=True)[:5] if root.is_dir() else []
-    seen = f"Newest runs there: {', '.join(known)}." if known else "There are no runs there."
+    known = sorted(root.glob("*/config.toml"), key=lambda path: path.stat().st_mtime_ns, reverse=True)[:5]
+    newest = ", ".join(path.parent.name for path in known)
+    seen = f"Newest runs there: {newest}." if newest else "There are no runs there."
     raise RunError(f"No run is named {run!r} under {root} or at that path. {seen}")
 
 
 def _write(path: Path, text: str) -> None:
-    """Replace a file whole: a reader sees the old text or the new."""
+    """Replace a file whole: a reader sees the old text or the new, and what could not be written leaves nothing."""
+    part = path.with_name(path.name + ".part")
     try:
-        part = path.with_name(path.name + ".part")
-        part.write_text(text, encoding="utf-8")
+        part.write_bytes(text.encode("utf-8", "backslashreplace"))
         part.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
         raise RunError(_cant_write(path, error)) from error
+
+
+def _parsed(text: str, path: Path) -> dict[str, Any]:
+    try:
+        parsed: dict[str, Any] = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise RunError(f"{path} is damaged: {error}. Take that line out by hand, or start a new run.") from None
+    return parsed
 
 
 def _cant_write(path: Path, error: OSError) -> str:

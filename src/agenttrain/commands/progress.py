@@ -102,7 +102,7 @@ def print_plan(job: Job, *, as_json: bool) -> None:
     """What a fit would do; nothing has been started."""
     config = job.config
     plan = {
-        "graph": job.loaded.label,
+        "graph": job.loaded.name,
         "model": str(job.model),
         "trainer": config.trainer.name,
         "engine": config.engine.name,

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 COMPANY_S = 0.002
 """How long an idle engine waits for more calls."""
-SWITCH_INTERVAL_S = 0.0005
+SWITCH_INTERVAL_S = 0.0001
+"""Measured with 128 busy Python threads: 6.3 s at Python's own 5 ms, 4.7 s at 0.1 ms, no better below."""
 MAX_ROWS = 512
 """Calls in one forward pass."""
 PREFILL_IDS = 4096

@@ -1,4 +1,7 @@
-"""The embedded engine and trainer under the name "local". Imports nothing heavy until a run opens them."""
+"""The embedded engine and trainer under the name "local", and the advantage estimators of groups.
+
+Imports nothing heavy until a run opens them.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from agenttrain.markers import hookimpl
+from agenttrain.trainer.advantage import centered_advantages, group_advantages
 
 if TYPE_CHECKING:
-    from agenttrain.protocols import Engine, EngineContext, EngineFactory, Trainer, TrainerContext, TrainerFactory
+    from agenttrain.protocols import AdvantageEstimator, Engine, EngineContext, EngineFactory, Trainer, TrainerContext, TrainerFactory
 
 
 @hookimpl
@@ -19,6 +23,12 @@ def agenttrain_register_engines(register: Callable[[str, EngineFactory], None]) 
 @hookimpl
 def agenttrain_register_trainers(register: Callable[[str, TrainerFactory], None]) -> None:
     register("local", make_trainer)
+
+
+@hookimpl
+def agenttrain_register_advantages(register: Callable[[str, AdvantageEstimator], None]) -> None:
+    register("group", group_advantages)
+    register("centered", centered_advantages)
 
 
 def make_engine(context: EngineContext) -> Engine:

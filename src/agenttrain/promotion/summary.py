@@ -104,7 +104,8 @@ def _check_places(counted: Sequence[Rollout], tasks: Sequence[Task], repeats: in
         if rollout.task_id not in task_ids or not 0 <= rollout.sibling < repeats:
             raise TaskError(
                 f"Rollout {rollout.id} is of task {rollout.task_id!r}, repeat {rollout.sibling}; the "
-                f"evaluation has {len(tasks)} tasks and repeats 0 to {repeats - 1}. Give the rollouts of one evaluation and the tasks it ran."
+                f"evaluation has {len(tasks)} tasks and repeats 0 to {repeats - 1}. "
+                "Give the rollouts of one evaluation and the tasks it ran."
             )
 
 

@@ -1,0 +1,155 @@
+"""Messages become the turn that they continue, or the reason why they continue none.
+
+A conversation is known by a chain of hashes over its messages, one a message, so that finding its turn costs one
+look-up whatever the number of turns. Arguments of tool calls are compared parsed; ids of tool calls, the reasoning of
+earlier replies and white space around an assistant's text are not compared.
+
+Frozen turns are continued like trained ones: they keep a conversation's ids exact, and the tree masks them. Where
+several turns left the same conversation behind (parallel siblings, a retry), LangGraph's identity decides: the one
+with the most of the checkpoint namespace in common, then one that nothing continues yet, then the latest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+from agenttrain.records import BreakCause, CallSite, InvalidCall, ModelCall, ParsedCall, Turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """The messages of one call, hashed."""
+
+    digests: tuple[bytes, ...]
+    """[messages] of the conversation up to and with each message."""
+    n_known: int
+    """Messages up to and with the last assistant's; 0 when there is none."""
+    tools: bytes
+    """Hash of the tools."""
+
+    @property
+    def digest(self) -> bytes:
+        """Of all messages and the tools."""
+        return self.digests[-1] + self.tools
+
+
+def hashed(call: ModelCall) -> Prompt:
+    """The hash chain of a call's messages."""
+    digests, digest, n_known = [], b"", 0
+    for i, message in enumerate(call.messages):
+        digest = _digest(digest, _canonical(message))
+        digests.append(digest)
+        if message.get("role") == "assistant":
+            n_known = i + 1
+    return Prompt(digests=tuple(digests), n_known=n_known, tools=_digest(b"", call.tools) if call.tools else b"")
+
+
+class Conversations:
+    """Every conversation of one rollout. Not thread-safe: its recorder holds a lock."""
+
+    def __init__(self) -> None:
+        self._turns: defaultdict[bytes, list[tuple[Turn, bytes]]] = defaultdict(list)
+        """Digest of prompt and reply to the turns that left it, with the hash of their tools."""
+        self._continued: set[str] = set()
+        self._begun: defaultdict[bytes, list[CallSite]] = defaultdict(list)
+        """Digest of a whole prompt to the places that asked it."""
+        self._first_steps: dict[tuple[str | None, str], int] = {}
+        self._openings: set[bytes] = set()
+
+    def begin(self, prompt: Prompt, site: CallSite) -> tuple[Turn | None, BreakCause | None]:
+        """Note that a call is made with this prompt.
+
+        Returns:
+            The turn whose prompt and reply it begins with and that only new messages follow, or why there is none.
+        """
+        parent = self._parent(prompt, site)
+        cause = None if parent else self._break_cause(prompt, site)
+        if parent is not None:
+            self._continued.add(parent.id)
+        self._begun[prompt.digest].append(site)
+        self._openings.add(prompt.digests[0])
+        place, step = _place(site), site.step or 0
+        self._first_steps[place] = min(step, self._first_steps.get(place, step))
+        return parent, cause
+
+    def _parent(self, prompt: Prompt, site: CallSite) -> Turn | None:
+        if not 0 < prompt.n_known < len(prompt.digests):
+            return None
+        known = self._turns.get(prompt.digests[prompt.n_known - 1], ())
+        turns = [turn for turn, tools in known if tools == prompt.tools]
+        return max(turns, key=lambda turn: self._closeness(turn, site), default=None)
+
+    def _break_cause(self, prompt: Prompt, site: CallSite) -> BreakCause:
+        if not self._begun:
+            return "first_turn"
+        if prompt.n_known and self._turns.get(prompt.digests[prompt.n_known - 1]):
+            return "tools_changed" if prompt.n_known < len(prompt.digests) else "template"
+        if prompt.digest in self._begun:
+            return "retry" if _retries(site, self._begun[prompt.digest]) else "parallel_sibling"
+        return "history_rewritten" if self._rewritten(prompt, site) else "other_conversation"
+
+    def answered(
+        self, turn: Turn, prompt: Prompt, text: str, calls: Sequence[ParsedCall], invalid: Sequence[InvalidCall]
+    ) -> None:
+        """A turn has answered its prompt; a graph may hand its unreadable tool calls back, or leave them out."""
+        said = [(call.name, _plain(call.arguments)) for call in calls]
+        tried = [*said, *((call.name, _plain(call.arguments)) for call in invalid)]
+        for made in [said, tried] if invalid else [said]:
+            digest = _digest(prompt.digests[-1], ("assistant", text.strip(), made))
+            self._turns[digest].append((turn, prompt.tools))
+
+    def _closeness(self, turn: Turn, site: CallSite) -> tuple[int, int, bool, int]:
+        shared = _n_shared(turn.site.checkpoint_ns.split("|"), site.checkpoint_ns.split("|"))
+        same_attempt = int(turn.site.task_id == site.task_id and turn.site.attempt == site.attempt)
+        return (shared, same_attempt, turn.id not in self._continued, turn.index)
+
+    def _rewritten(self, prompt: Prompt, site: CallSite) -> bool:
+        """Whether this place has asked before, or the opening is known and an assistant has spoken since."""
+        before = self._first_steps.get(_place(site))
+        return (before is not None and before < (site.step or 0)) or (
+            prompt.n_known > 0 and prompt.digests[0] in self._openings
+        )
+
+
+def _place(site: CallSite) -> tuple[str | None, str]:
+    """A node in one execution of the graph around it."""
+    return site.node, site.checkpoint_ns.rpartition("|")[0]
+
+
+def _retries(site: CallSite, earlier: Sequence[CallSite]) -> bool:
+    return site.task_id is not None and any(
+        each.task_id == site.task_id and each.attempt < site.attempt for each in earlier
+    )
+
+
+def _n_shared(mine: Sequence[str], others: Sequence[str]) -> int:
+    return next((i for i, (a, b) in enumerate(zip(mine, others, strict=False)) if a != b), min(len(mine), len(others)))
+
+
+def _canonical(message: Mapping[str, Any]) -> Any:
+    role, content = message.get("role"), message.get("content") or ""
+    if role != "assistant":
+        return (role, content)
+    functions = [call.get("function", call) for call in message.get("tool_calls") or ()]
+    said = [(function.get("name"), _plain(function.get("arguments"))) for function in functions]
+    return (role, content.strip() if isinstance(content, str) else content, said)
+
+
+def _plain(arguments: Any) -> Any:
+    """Arguments as data: text is read as JSON where it can be."""
+    if not isinstance(arguments, str):
+        return arguments or {}
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments
+
+
+def _digest(before: bytes, value: Any) -> bytes:
+    text = json.dumps(value, sort_keys=True, default=str, separators=(",", ":"))
+    return blake2b(before + text.encode(), digest_size=16).digest()

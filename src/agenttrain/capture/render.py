@@ -1,0 +1,497 @@
+"""Messages become token ids, and sampled ids become a message again, for one tokenizer and chat template.
+
+`open_renderer` takes a model folder and refuses, by name, a tokenizer or template that would make wrong ids. Two kinds
+of renderer come out of it:
+
+* a hand-written one of the `renderers` library, when `family` names it, or when the model's type suggests it and it
+  makes the same ids as the folder's own template;
+* otherwise the chat template itself, with a suffix bridge: the template renders the new messages behind a synthetic
+  assistant message, and what follows the end of that message is appended to the stored ids.
+
+Both are admitted by a probe: over conversations with tool calls, tool results and follow-ups a longer conversation
+must begin with the ids of a shorter one, and the bridge must give the ids of the whole rendered anew.
+
+Invariants: stored ids are never made again; a turn cut at its length gets the end-of-turn id it lacks, as context; tool
+calls are read by ids, so that a literal `<tool_call>` spelt in ordinary ids is text. A reply cut inside a tool call is
+cut, not malformed. Text of users and tools goes through the tokenizer as the template gives it, as in serving.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from agenttrain.capture.probe import CONVERSATIONS, Conversation, bridge_fault, rendering_fault
+from agenttrain.errors import ModelError
+from agenttrain.protocols import Parsed
+from agenttrain.records import Ids, InvalidCall, ParsedCall
+
+History = Literal["keep", "template"]
+Message = Mapping[str, Any]
+Tools = Sequence[Mapping[str, Any]]
+
+DEFAULT: Final = "default"
+"""Family of a folder's own chat template."""
+DEFAULT_NAMES: Final = (DEFAULT, "chat_template")
+GUESSES: Final[Mapping[str, str]] = {
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3",
+    "qwen3_5": "qwen3.5",
+    "llama": "llama-3",
+    "deepseek_v3": "deepseek-v3",
+    "glm4_moe": "glm-4.5",
+    "minimax_m2": "minimax-m2",
+    "gemma4": "gemma4",
+}
+"""model_type of config.json to a family worth trying."""
+MARKER: Final = "agenttrain-7c1f"
+"""Stands in the synthetic assistant message, so that its end can be found."""
+N_CACHED: Final = 2048
+"""Renderings that are kept; siblings share their first prompt and many tool results."""
+
+
+def open_renderer(
+    model_folder: str, *, family: str | None = None, history: History = "keep"
+) -> TemplateRenderer | FamilyRenderer:
+    """The renderer of a model folder, checked and probed.
+
+    Args:
+        model_folder: a Hugging Face folder on this machine.
+        family: a name of the `renderers` library, or "default" for the folder's own chat template. None: guessed from
+            the model's type; see `family` and `family_guessed` of what is returned.
+        history: "keep" keeps the tokens as sampled; "template" ends a trajectory where the template would drop
+            thinking.
+
+    Raises:
+        ModelError: the folder, its tokenizer or its template can't be used; says what differed.
+    """
+    folder = Path(model_folder)
+    tokenizer = _load_tokenizer(folder)
+    stop_ids = _stop_ids(folder, tokenizer)
+    identity = _hashes(folder, tokenizer)
+    if family is not None and family not in DEFAULT_NAMES:
+        renderer = _family_renderer(tokenizer, family, history, stop_ids, identity, folder)
+        _refuse(bridge_fault(renderer, CONVERSATIONS), folder, family)
+        return renderer
+    own = TemplateRenderer(tokenizer, history=history, stop_ids=stop_ids, hashes=identity, folder=folder)
+    if family is None and (guessed := _guessed(own, folder, tokenizer, history, stop_ids, identity)) is not None:
+        return guessed
+    own.family_guessed = family is None
+    own.probe()
+    return own
+
+
+class _Lru:
+    """Keeps the latest results of a function of text. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, Ids] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: str, make: Callable[[], Ids]) -> Ids:
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        made = make()
+        with self._lock:
+            self._kept[key] = made
+            if len(self._kept) > N_CACHED:
+                self._kept.popitem(last=False)
+        return made
+
+
+class _Reader:
+    """What both renderers share: reading sampled ids, by a renderer of the library."""
+
+    def __init__(self, tokenizer: Any, library: Any, *, family: str, stop_ids: Ids, hashes: str) -> None:
+        self.family, self.family_guessed = family, False
+        self.identity, self.stop_ids = f"{family}:{hashes}", stop_ids
+        self._tokenizer, self._library = tokenizer, library
+        self._backend = tokenizer.backend_tokenizer
+        self._renderings = _Lru()
+
+    def parse(self, response_ids: Ids, tools: Tools, prompt_ids: Ids = ()) -> Parsed:
+        end = next((i for i, id in enumerate(response_ids) if id in self.stop_ids), None)
+        # The library looks back for the end of the turn before, to see whether the prompt opened a thinking block.
+        read = self._library.parse_response(
+            list(response_ids[:end]), tools=list(tools) or None, prompt_ids=list(prompt_ids[-256:])
+        )
+        digest = sha256(repr((prompt_ids, response_ids)).encode()).hexdigest()
+        calls, invalid = _read_calls(read.tool_calls, digest, cut=end is None)
+        return Parsed(
+            text=read.content or "",
+            reasoning=read.reasoning_content or None,
+            tool_calls=calls,
+            invalid_tool_calls=invalid,
+        )
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._backend.decode(list(ids), skip_special_tokens=False))
+
+
+class FamilyRenderer(_Reader):
+    """A hand-written renderer of the `renderers` library, and its bridge."""
+
+    def render(self, messages: Sequence[Message], tools: Tools) -> Ids:
+        def make() -> Ids:
+            clean = _clean(messages)
+            return tuple(self._library.render_ids(clean, tools=list(tools) or None, add_generation_prompt=True))
+
+        return self._renderings.get(_key(messages, tools), make)
+
+    def extend(self, prompt_ids: Ids, response_ids: Ids, new_messages: Sequence[Message], tools: Tools) -> Ids | None:
+        bridged = self._library.bridge_to_next_turn(
+            list(prompt_ids), list(response_ids), _clean(new_messages), tools=list(tools) or None
+        )
+        if bridged is None:
+            return None
+        ids = tuple(bridged.token_ids)
+        stored = prompt_ids + response_ids
+        return ids if ids[: len(stored)] == stored else None
+
+
+class TemplateRenderer(_Reader):
+    """The folder's own chat template, and a suffix bridge.
+
+    Attributes:
+        supports_tools: the template writes tools and the tokenizer has ids by which calls are read back.
+    """
+
+    def __init__(self, tokenizer: Any, *, history: History, stop_ids: Ids, hashes: str, folder: Path) -> None:
+        from renderers.configs import DefaultRendererConfig
+        from renderers.default import DefaultRenderer
+
+        parser = _tool_parser(tokenizer)
+        library = DefaultRenderer(tokenizer, DefaultRendererConfig(tool_parser=parser))
+        super().__init__(tokenizer, library, family=DEFAULT, stop_ids=stop_ids, hashes=hashes)
+        self._folder, self._history = folder, history
+        self.supports_tools = parser is not None and "tools" in _template(tokenizer)
+        self._suffixes = _Lru()
+        self._suffix_needs_tools = True
+        self._close_id, self._close_text = self._end_of_turn()
+
+    def render(self, messages: Sequence[Message], tools: Tools) -> Ids:
+        if tools and not self.supports_tools:
+            raise ModelError(
+                f"{self._folder} can't call tools: its chat template writes none, or its tokenizer has no ids for "
+                "them. Choose a model that was made for tool calls, or name its family in renderer.family."
+            )
+        return self._renderings.get(_key(messages, tools), lambda: self._encode(self._text(messages, tools)))
+
+    def extend(self, prompt_ids: Ids, response_ids: Ids, new_messages: Sequence[Message], tools: Tools) -> Ids | None:
+        if not new_messages or any(message["role"] == "assistant" for message in new_messages):
+            return None
+        if self._history == "template" and self._drops(response_ids, new_messages):
+            return None
+        closed = bool(response_ids) and response_ids[-1] in self.stop_ids
+        key = _key(new_messages, tools if self._suffix_needs_tools else ())
+        suffix = self._suffixes.get(key, lambda: self._suffix(new_messages, tools))
+        return prompt_ids + response_ids + (() if closed else (self._close_id,)) + suffix
+
+    def probe(self) -> None:
+        """Admit the template.
+
+        Raises:
+            ModelError: it is not append-only, or the bridge differs from it; names the first difference.
+        """
+        conversations = [each for each in CONVERSATIONS if self.supports_tools or not each.tools]
+        conversations = [each for each in conversations if not each.optional or self._takes(each)]
+        _refuse(bridge_fault(self, conversations), self._folder, self.family)
+        self._suffix_needs_tools = any(self._differs_without_tools(each) for each in conversations if each.tools)
+        self._suffixes = _Lru()
+
+    def _takes(self, conversation: Conversation) -> bool:
+        """Whether the template knows the roles of a conversation; some refuse a system message."""
+        try:
+            self._text(conversation.messages, conversation.tools)
+        except Exception:  # a template's own error, of any class
+            return False
+        return True
+
+    def _differs_without_tools(self, conversation: Conversation) -> bool:
+        new = conversation.messages[-1:]
+        return self._suffix(new, conversation.tools) != self._suffix(new, ())
+
+    def _suffix(self, new_messages: Sequence[Message], tools: Tools) -> Ids:
+        """The ids that follow the end-of-turn id of an assistant message which the new messages answer."""
+        text = self._text([*_opening(new_messages), *new_messages], tools if self._suffix_needs_tools else ())
+        end = text.index(self._close_text, text.index(MARKER)) + len(self._close_text)
+        return self._encode(text[end:])
+
+    def _drops(self, response_ids: Ids, new_messages: Sequence[Message]) -> bool:
+        """Whether the template would drop thinking from this reply, now that a user speaks."""
+        return any(message["role"] == "user" for message in new_messages) and "</think>" in self.decode(response_ids)
+
+    def _text(self, messages: Sequence[Message], tools: Tools) -> str:
+        text = self._tokenizer.apply_chat_template(
+            _clean(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=True
+        )
+        return str(text)
+
+    def _encode(self, text: str) -> Ids:
+        return tuple(self._backend.encode(text, add_special_tokens=False).ids)
+
+    def _end_of_turn(self) -> tuple[int, str]:
+        """The stop id with which the template ends an assistant message, and its text."""
+        messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": MARKER}]
+        try:
+            text = self._text([*messages, {"role": "user", "content": "b"}], ())
+        except Exception as error:  # a template's own error, of any class
+            raise ModelError(
+                f"The chat template of {self._folder} fails on a plain conversation: {error}. "
+                "Put the model's own chat_template.jinja into the folder."
+            ) from error
+        after = self._encode(text[text.find(MARKER) + len(MARKER) :]) if MARKER in text else ()
+        close = next((id for id in after if id in self.stop_ids), None)
+        if close is None:
+            stops = [self.decode([id]) for id in self.stop_ids]
+            raise ModelError(
+                f"The chat template of {self._folder} ends an assistant's message with none of the stop ids {stops}. "
+                "Set eos_token in tokenizer_config.json or eos_token_id in generation_config.json to its end of turn."
+            )
+        return close, self.decode([close])
+
+
+def _opening(new_messages: Sequence[Message]) -> list[Message]:
+    """A synthetic conversation that the new messages can answer: a question, and an assistant who calls their tools."""
+    answers = []
+    for message in new_messages:
+        if message["role"] != "tool":
+            break
+        answers.append(message)
+    calls = [
+        {
+            "id": answer.get("tool_call_id") or f"call_{i:08x}",
+            "type": "function",
+            "function": {"name": answer.get("name") or "tool", "arguments": {"marker": MARKER}},
+        }
+        for i, answer in enumerate(answers)
+    ]
+    said: dict[str, Any] = {"role": "assistant", "content": "" if calls else MARKER}
+    return [{"role": "user", "content": "a"}, said | ({"tool_calls": calls} if calls else {})]
+
+
+# Opening a folder
+
+
+def _load_tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    if not folder.is_dir():
+        raise ModelError(f"{folder} is no folder. Give the folder of a Hugging Face model; a hub id is fetched before.")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:  # transformers raises many classes
+        raise ModelError(
+            f"The tokenizer of {folder} can't be loaded: {error}. Save it with save_pretrained."
+        ) from error
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        raise ModelError(f"{folder} has no fast tokenizer. Save it with a tokenizer.json.")
+    if not tokenizer.chat_template:
+        raise ModelError(f"The tokenizer of {folder} has no chat template. Put chat_template.jinja into the folder.")
+    _check_fit(folder, tokenizer)
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
+    return tokenizer
+
+
+def _check_fit(folder: Path, tokenizer: Any) -> None:
+    """The tokenizer belongs to the model, and is the one that the folder holds."""
+    config = _config(folder)
+    size = config.get("vocab_size", config.get("text_config", {}).get("vocab_size"))
+    if size is not None and len(tokenizer) > size:
+        raise ModelError(
+            f"The tokenizer of {folder} has {len(tokenizer)} ids, and the model takes {size} (vocab_size in "
+            "config.json). Use the tokenizer that the model was trained with."
+        )
+    if tokenizer.eos_token_id is None or not 0 <= tokenizer.eos_token_id < (size or len(tokenizer)):
+        raise ModelError(
+            f"The tokenizer of {folder} has eos id {tokenizer.eos_token_id}, and ids go from 0 to "
+            f"{(size or len(tokenizer)) - 1}. Set eos_token in tokenizer_config.json."
+        )
+    _check_same(folder, tokenizer)
+
+
+def _check_same(folder: Path, tokenizer: Any) -> None:
+    """transformers 5 puts its own tokenizer class in the place of another one for some model types (qwen2)."""
+    from tokenizers import Tokenizer
+
+    if not (folder / "tokenizer.json").is_file():
+        return
+    saved, text = Tokenizer.from_file(str(folder / "tokenizer.json")), 'Order A41: 3 × 12.50 €\n\tgrüße  {"id": 7}'
+    ids, loaded = saved.encode(text, add_special_tokens=False).ids, tokenizer.encode(text, add_special_tokens=False)
+    if ids != loaded:
+        raise ModelError(
+            f"transformers loads another tokenizer than {folder}/tokenizer.json: {type(tokenizer).__name__} makes "
+            f"{loaded[:8]} … where the file makes {ids[:8]} …. Set tokenizer_class to PreTrainedTokenizerFast, "
+            "and a model_type that has no tokenizer of its own."
+        )
+
+
+def _stop_ids(folder: Path, tokenizer: Any) -> Ids:
+    """The tokenizer's eos id first, then those of generation_config.json."""
+    path = folder / "generation_config.json"
+    given = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
+    ids = [tokenizer.eos_token_id, *(given if isinstance(given, list) else [given])]
+    return tuple(dict.fromkeys(id for id in ids if isinstance(id, int)))
+
+
+def _hashes(folder: Path, tokenizer: Any) -> str:
+    path = folder / "tokenizer.json"
+    content = path.read_bytes() if path.is_file() else tokenizer.backend_tokenizer.to_str().encode()
+    return f"{sha256(content).hexdigest()[:16]}:{sha256(_template(tokenizer).encode()).hexdigest()[:16]}"
+
+
+def _template(tokenizer: Any) -> str:
+    template = tokenizer.chat_template
+    return template if isinstance(template, str) else json.dumps(template, sort_keys=True)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    config: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    return config
+
+
+def _tool_parser(tokenizer: Any) -> str | None:
+    """The library's parser for the calls that a template writes. None: no ids mark a call."""
+    template = _template(tokenizer)
+
+    def single(token: str) -> bool:
+        id = tokenizer.convert_tokens_to_ids(token)
+        return id is not None and id != tokenizer.unk_token_id
+
+    if single("<tool_call>") and single("</tool_call>"):
+        return "qwen3.5" if "<function=" in template else "glm" if "<arg_key>" in template else "qwen3"
+    return "deepseek-v3" if single("<｜tool▁calls▁begin｜>") else None
+
+
+def _family_renderer(
+    tokenizer: Any, family: str, history: History, stop_ids: Ids, hashes: str, folder: Path
+) -> FamilyRenderer:
+    from pydantic import TypeAdapter, ValidationError
+    from renderers import RendererConfig, create_renderer
+
+    settings: dict[str, Any] = {"name": family} | ({"thinking_retention": "all"} if history == "keep" else {})
+    try:
+        library = create_renderer(tokenizer, TypeAdapter(RendererConfig).validate_python(settings))
+    except ValidationError as error:
+        raise ModelError(f"No renderer is named {family!r}. Families: {', '.join(_families())}.") from error
+    except Exception as error:  # a missing special token is an assertion in one family, a KeyError in another
+        raise ModelError(
+            f"{folder} is no {family} model: {error}. Leave renderer.family out, or name the model's own family."
+        ) from error
+    stops = tuple(dict.fromkeys([*stop_ids, *library.get_stop_token_ids()]))
+    return FamilyRenderer(tokenizer, library, family=family, stop_ids=stops, hashes=hashes)
+
+
+def _families() -> list[str]:
+    from renderers import base
+
+    base._populate_registry()
+    return sorted(base.RENDERER_REGISTRY)
+
+
+def _guessed(
+    own: TemplateRenderer, folder: Path, tokenizer: Any, history: History, stop_ids: Ids, hashes: str
+) -> FamilyRenderer | None:
+    """The family that the model's type suggests. None: there is none, or it makes other ids than the template."""
+    family = GUESSES.get(_config(folder).get("model_type", ""))
+    if family is None or not own.supports_tools:
+        return None
+    try:
+        renderer = _family_renderer(tokenizer, family, history, stop_ids, hashes, folder)
+        if rendering_fault(renderer, own, CONVERSATIONS) or bridge_fault(renderer, CONVERSATIONS):
+            return None
+    except Exception:  # a wrong guess may fail anywhere in the library or the template
+        return None
+    renderer.family_guessed = True
+    return renderer
+
+
+def _refuse(fault: str | None, folder: Path, family: str) -> None:
+    if fault is not None:
+        raise ModelError(
+            f"{folder} can't be trained with renderer family {family}: {fault} "
+            "Name the model's family in renderer.family, or use a chat template that only appends."
+        )
+
+
+# Messages
+
+
+def _key(messages: Sequence[Message], tools: Tools) -> str:
+    return json.dumps([messages, tools], default=str, separators=(",", ":"))
+
+
+def _clean(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages as templates take them: text where there is none, and tool arguments as data."""
+    return [{**message, "content": message.get("content") or "", **_clean_calls(message)} for message in messages]
+
+
+def _clean_calls(message: Message) -> dict[str, Any]:
+    calls = message.get("tool_calls")
+    if not calls:
+        return {}
+    return {"tool_calls": [{**call, "function": _clean_function(call["function"])} for call in calls]}
+
+
+def _clean_function(function: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            pass  # An unreadable call that the graph hands back stays as the model wrote it.
+    return {**function, "arguments": arguments}
+
+
+def _read_calls(
+    read: Sequence[Any], digest: str, *, cut: bool
+) -> tuple[tuple[ParsedCall, ...], tuple[InvalidCall, ...]]:
+    """The library's calls as ours; one that the end of a cut reply left open is left out."""
+    calls: list[ParsedCall] = []
+    invalid: list[InvalidCall] = []
+    for place, each in enumerate(read):
+        if each.status == "unclosed_block" and cut:
+            continue
+        id = each.id or f"call_{sha256(f'{digest} {place}'.encode()).hexdigest()[:8]}"
+        arguments = _arguments(each)
+        if each.name and arguments is not None:
+            calls.append(ParsedCall(id=id, name=each.name, arguments=arguments))
+        else:
+            invalid.append(InvalidCall(id=id, name=each.name, arguments=each.raw, error=_fault(each)))
+    return tuple(calls), tuple(invalid)
+
+
+def _arguments(read: Any) -> dict[str, Any] | None:
+    """Arguments as data. None: they can't be read."""
+    if read.status in ("unclosed_block", "missing_name", "malformed_structure"):
+        return None
+    arguments = read.arguments
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            return None
+    # XML formats write plain text as a value; the library reads it, and calls it invalid JSON.
+    return arguments if isinstance(arguments, dict) else None
+
+
+def _fault(read: Any) -> str:
+    if read.status == "invalid_json" or read.status == "ok":
+        try:
+            kind = type(json.loads(read.raw)).__name__
+        except ValueError as error:
+            return f"The tool call is no JSON: {error}."
+        return f"The tool call is a {kind} without an object of arguments."
+    return {
+        "unclosed_block": "The tool call has no end.",
+        "missing_name": "The tool call names no tool.",
+    }.get(str(read.status), "The tool call has not the form that the model was taught.")
