@@ -1,0 +1,340 @@
+"""reward/score.py: verifiers and the last state become a Reward."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import multiprocessing
+import pickle
+import sys
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agenttrain.errors import PolicyFailure, RewardError, RolloutStop
+from agenttrain.records import Reward, RewardPart, Task
+from agenttrain.reward.score import (
+    VerifierPolicyFailure,
+    binding_of,
+    check_verifiers,
+    passes,
+    score,
+    with_unfinished,
+)
+
+TASK = Task(id="t", input={"q": 1}, reference="gold")
+STATE = {"answer": "gold"}
+
+
+def reward_of(verifier: Any, *, timeout_s: float | None = 5.0, unfinished: float = 0.0) -> Reward:
+    return score({"v": (verifier, 1.0)}, task=TASK, state=STATE, timeout_s=timeout_s, unfinished=unfinished)
+
+
+def test_the_score_is_the_weighted_sum_plus_unfinished() -> None:
+    """2 * 0.5 + 0.5 * 1 - 0.25, with the parts as they were given."""
+    reward = score(
+        {"a": (lambda task, state: 0.5, 2.0), "b": (lambda task, state: True, 0.5)},
+        task=TASK,
+        state=STATE,
+        timeout_s=5,
+        unfinished=-0.25,
+    )
+    assert reward == Reward(
+        score=1.25,
+        parts=(RewardPart(name="a", score=0.5, weight=2.0), RewardPart(name="b", score=1.0, weight=0.5)),
+        unfinished=-0.25,
+    )
+
+
+def by_own_names(task: Task, state: Any) -> bool:
+    return task is TASK and state is STATE
+
+
+def by_other_names(row: Task, final: Any) -> bool:
+    return row is TASK and final is STATE
+
+
+def by_langsmith_names(inputs: Any, outputs: Any, reference_outputs: Any) -> bool:
+    return (inputs, outputs, reference_outputs) == ({"q": 1}, STATE, "gold")
+
+
+def in_another_order(state: Any, task: Task) -> bool:
+    return task is TASK and state is STATE
+
+
+def by_keyword(*, outputs: Any, reference: Any, **rest: Any) -> bool:
+    return outputs is STATE and reference == "gold" and not rest
+
+
+def all_keywords(**given: Any) -> bool:
+    return sorted(given) == ["inputs", "outputs", "reference", "reference_outputs", "state", "task"]
+
+
+def by_position(*given: Any) -> bool:
+    return given == (TASK, STATE)
+
+
+def position_only(state: Any, task: Task, /) -> bool:
+    return task is TASK and state is STATE
+
+
+def with_default(state: Any, strict: bool = True) -> bool:
+    return state is STATE and strict
+
+
+def without_arguments() -> bool:
+    return True
+
+
+async def asynchronous(state: Any) -> bool:
+    await asyncio.sleep(0)
+    return state is STATE
+
+
+class Instance:
+    __hash__ = None  # type: ignore[assignment]
+
+    def __call__(self, task: Task, state: Any) -> bool:
+        return task is TASK and state is STATE
+
+
+@pytest.mark.parametrize(
+    "verifier",
+    [
+        by_own_names,
+        by_other_names,
+        by_langsmith_names,
+        in_another_order,
+        by_keyword,
+        all_keywords,
+        by_position,
+        position_only,
+        with_default,
+        without_arguments,
+        asynchronous,
+        Instance(),
+        Instance().__call__,
+        functools.partial(by_own_names),
+    ],
+)
+def test_arguments_are_filled_by_name(verifier: Any) -> None:
+    assert reward_of(verifier).score == 1.0
+
+
+@pytest.mark.parametrize(
+    ("verifier", "argument"),
+    [
+        (lambda answer: 1, "answer"),
+        (lambda state, expected: 1, "expected"),
+        (lambda task, state, extra: 1, "extra"),
+        (lambda *, a, b: 1, "a"),
+    ],
+)
+def test_an_argument_that_nothing_fills_is_refused_before_anything_runs(verifier: Any, argument: str) -> None:
+    with pytest.raises(RewardError, match=f"Verifier 'v' asks for '{argument}'.*task, state, inputs"):
+        check_verifiers({"v": (verifier, 1.0)})
+
+
+def test_a_signature_that_can_not_be_read_gets_task_and_state() -> None:
+    assert binding_of(getattr).by_position == ("task", "state")
+
+
+@pytest.mark.parametrize(
+    ("result", "value", "comment"),
+    [
+        (True, 1.0, ""),
+        (0, 0.0, ""),
+        (-2.5, -2.5, ""),
+        (np.float32(0.5), 0.5, ""),
+        (np.bool_(True), 1.0, ""),
+        (np.array(0.25), 0.25, ""),
+        ({"score": 0.5, "comment": "half"}, 0.5, "half"),
+        ({"key": "k", "score": True, "comment": None}, 1.0, ""),
+        (SimpleNamespace(key="k", score=0.5, comment="half", value=None), 0.5, "half"),
+    ],
+)
+def test_results_that_are_scores(result: Any, value: float, comment: str) -> None:
+    (part,) = reward_of(lambda state: result).parts
+    assert (part.score, part.comment) == (value, comment)
+
+
+@pytest.mark.parametrize(
+    "result",
+    [None, float("nan"), float("inf"), "1", {"comment": "x"}, {"score": None}, {"score": "1"}, [1.0], 1j, np.ones(2)],
+)
+def test_results_that_are_none(result: Any) -> None:
+    """Verifier and result are named; it never counts as 0."""
+    with pytest.raises(RewardError, match=r"Verifier 'v' answered .*finite number"):
+        reward_of(lambda state: result)
+
+
+def test_a_langsmith_evaluation_result_is_taken() -> None:
+    from langsmith.evaluation import EvaluationResult
+
+    assert reward_of(lambda outputs: EvaluationResult(key="k", score=1, comment="ok")).parts == (
+        RewardPart(name="v", score=1.0, comment="ok"),
+    )
+
+
+def test_an_exception_is_attributed_to_its_verifier() -> None:
+    with pytest.raises(RewardError, match=r"Verifier 'v' raised KeyError on task 't': 'gone'") as caught:
+        reward_of(lambda state: {}["gone"])
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_leaving_the_program_is_an_exception_like_any_other() -> None:
+    with pytest.raises(RewardError, match="SystemExit"):
+        reward_of(lambda state: sys.exit(1))
+
+
+def test_the_end_of_a_rollout_passes_through() -> None:
+    def stop(state: Any) -> float:
+        raise RolloutStop("budget")
+
+    with pytest.raises(RolloutStop):
+        reward_of(stop)
+
+
+def test_a_policy_failure_passes_through_with_the_reward() -> None:
+    """Its verifier scores 0, the others are asked all the same; it crosses processes whole."""
+
+    def failed(state: Any) -> float:
+        raise PolicyFailure("invented an order")
+
+    with pytest.raises(PolicyFailure, match="invented an order") as caught:
+        score({"a": (failed, 1.0), "b": (lambda state: 1, 0.5)}, task=TASK, state=STATE, timeout_s=5)
+    failure = pickle.loads(pickle.dumps(caught.value))
+    assert isinstance(failure, VerifierPolicyFailure)
+    assert failure.reward.score == 0.5
+    assert [part.score for part in failure.reward.parts] == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("hangs", [lambda state: time.sleep(1), lambda state: asyncio.sleep(1)])
+def test_a_verifier_that_hangs_is_left_behind(hangs: Any) -> None:
+    """The caller goes on after the limit, and later calls are not held up."""
+    began = time.monotonic()
+    with pytest.raises(RewardError, match=r"Verifier 'v' took more than 0.05 s on task 't'"):
+        reward_of(hangs, timeout_s=0.05)
+    assert reward_of(by_own_names).score == 1.0
+    assert time.monotonic() - began < 0.9
+
+
+def test_without_a_verifier_there_is_no_reward() -> None:
+    with pytest.raises(RewardError, match="there is no verifier"):
+        score({}, task=TASK, state=STATE, timeout_s=1)
+
+
+def test_one_thread_serves_calls_one_after_the_other() -> None:
+    def thread(state: Any) -> dict[str, Any]:
+        return {"score": 1, "comment": str(threading.get_ident())}
+
+    comments = {reward_of(thread).parts[0].comment for _ in range(20)}
+    assert len(comments) == 1
+    assert comments != {str(threading.get_ident())}
+
+
+def test_verifiers_of_many_rollouts_run_at_once() -> None:
+    """Eight that wait for each other all get through."""
+    barrier = threading.Barrier(8)
+
+    def meet(state: Any) -> float:
+        barrier.wait(5)
+        return 1.0
+
+    scores: list[float] = []
+    callers = [threading.Thread(target=lambda: scores.append(reward_of(meet).score)) for _ in range(8)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert scores == [1.0] * 8
+
+
+def test_context_variables_of_the_caller_are_seen() -> None:
+    """So that current_task() and the current span are there, in async verifiers too."""
+    variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable", default=0)
+    variable.set(7)
+
+    async def read(state: Any) -> int:
+        return variable.get()
+
+    assert reward_of(read).score == 7
+    assert reward_of(lambda state: variable.get()).score == 7
+
+
+def _score_in_child(queue: Any) -> None:
+    queue.put(reward_of(by_own_names, timeout_s=5).score)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_scores_too() -> None:
+    """The threads of the parent are not waited for."""
+    reward_of(by_own_names)
+    fork = multiprocessing.get_context("fork")
+    queue = fork.Queue()
+    child = fork.Process(target=_score_in_child, args=(queue,))
+    child.start()
+    assert queue.get(timeout=10) == 1.0
+    child.join()
+
+
+def made(*parts: tuple[str, float, float]) -> Reward:
+    return with_unfinished(
+        Reward(score=0.0, parts=tuple(RewardPart(name=n, score=s, weight=w) for n, s, w in parts)), 0.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("parts", "passed"),
+    [
+        ([("a", 1.0, 1.0)], True),
+        ([("a", 0.9, 1.0)], False),
+        ([("a", 1.0, 1.0), ("b", 0.0, 0.5)], False),
+        ([("a", 1.0, 1.0), ("b", 1.0, 0.5)], True),
+        ([("a", 2.0, 1.0), ("b", 0.0, 1.0)], False),
+        ([("a", 1.0, 1.0), ("info", 0.0, 0.0)], True),
+        ([("a", 1.0, 1.0), ("penalty", 0.0, -1.0)], True),
+        ([("a", 1.0, 1.0), ("penalty", 1.0, -1.0)], False),
+        ([("a", 1.0, 0.0)], False),
+        ([], False),
+        ([("a", 0.7, 1.0), ("a.success", 1.0, 0.0)], True),
+        ([("a", 1.0, 1.0), ("a.success", 0.0, 0.0)], False),
+        ([("a", 0.7, 1.0), ("a.success", 1.0, 0.0), ("b", 0.5, 1.0)], False),
+    ],
+)
+def test_success_is_full_marks_or_the_verifiers_own_word(parts: list[Any], passed: bool) -> None:
+    assert passes(made(*parts)) is passed
+
+
+def test_a_verifier_may_decide_success_itself() -> None:
+    """Its decision is kept as a part of weight 0, and does not change the score."""
+    reward = reward_of(lambda state: {"score": 0.7, "success": True})
+    assert reward.score == 0.7
+    assert reward.parts[1] == RewardPart(name="v.success", score=1.0, weight=0.0)
+    assert passes(reward)
+    with pytest.raises(RewardError, match='"success" must be true or false'):
+        reward_of(lambda state: {"score": 0.7, "success": "yes"})
+
+
+def test_unfinished_does_not_make_or_break_success() -> None:
+    assert passes(reward_of(lambda state: 1, unfinished=-1.0))
+    assert not passes(reward_of(lambda state: 0, unfinished=1.0))
+
+
+@given(
+    st.lists(st.tuples(st.floats(-10, 10), st.floats(-2, 2)), min_size=1, max_size=5),
+    st.floats(-1, 1),
+)
+def test_the_score_can_be_added_up_from_the_record(pairs: list[tuple[float, float]], unfinished: float) -> None:
+    verifiers = {f"v{i}": (lambda state, value=value: value, weight) for i, (value, weight) in enumerate(pairs)}
+    reward = score(verifiers, task=TASK, state=STATE, timeout_s=5, unfinished=unfinished)
+    total = sum(part.weight * part.score for part in reward.parts) + reward.unfinished
+    assert reward.score == pytest.approx(total)
+    assert [part.score for part in reward.parts] == [value for value, _ in pairs]
