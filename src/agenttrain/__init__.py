@@ -15,22 +15,21 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from agenttrain.trainable import Limits, current_task, trainable
+
 if TYPE_CHECKING:
     from agenttrain.errors import PolicyFailure
     from agenttrain.markers import hookimpl
     from agenttrain.records import Task
-    from agenttrain.trainable import Limits, current_task, trainable
 
 __version__ = "0.1.0"
 __all__ = ["Limits", "PolicyFailure", "Task", "current_task", "hookimpl", "trainable"]
 
+# `trainable` is taken above, since the import of its module binds that name to the module here.
 _homes = {
-    "Limits": "agenttrain.trainable",
     "PolicyFailure": "agenttrain.errors",
     "Task": "agenttrain.records",
-    "current_task": "agenttrain.trainable",
     "hookimpl": "agenttrain.markers",
-    "trainable": "agenttrain.trainable",
 }
 
 

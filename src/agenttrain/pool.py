@@ -42,8 +42,12 @@ class _Job:
     started: float | None = None
     settled: bool = False
     """Its result has been taken; a late one is thrown away."""
+    returned: bool = False
+    """Its worker has come back from the runner."""
     given_up: bool = False
-    """Its worker is stuck and has been replaced."""
+    """Its worker was stuck and has been replaced: it goes home when it comes back."""
+    cut_off: bool = False
+    """The run has ended without it: a worker that takes it leaves it undone."""
 
 
 @dataclass(slots=True)
@@ -56,9 +60,13 @@ class RolloutPool:
     """limits.seconds of one rollout."""
     should_retry: Callable[[RolloutResult], bool]
     should_stop: Callable[[], bool] = lambda: False
-    """Asked twice a second: True ends `run` with KeyboardInterrupt."""
+    """Asked at every result and poll: True ends `run` with KeyboardInterrupt."""
+    grace_s: float = GRACE_S
+    poll_s: float = POLL_S
     _waiting: queue.SimpleQueue[_Job | None] = field(default_factory=queue.SimpleQueue)
     _n_workers: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    """Over started, returned, given_up and cut_off of the jobs, which workers and `run` both look at."""
 
     def run(
         self, engine: Engine | None, requests: Sequence[RolloutRequest], on_done: OnDone | None = None
@@ -89,7 +97,9 @@ class RolloutPool:
                         on_done(result)
                     if self.should_retry(result) and job.request.attempt < MAX_RETRIES:
                         again = replace(job.request, attempt=job.request.attempt + 1)
-                        open_jobs[job.place] = self._start(_Job(place=job.place, request=again, engine=engine, done=done))
+                        open_jobs[job.place] = self._start(
+                            _Job(place=job.place, request=again, engine=engine, done=done)
+                        )
                     else:
                         results[job.place] = result
                         del open_jobs[job.place]
@@ -115,7 +125,7 @@ class RolloutPool:
         if self.should_stop():
             raise KeyboardInterrupt
         try:
-            job, outcome = done.get(timeout=POLL_S)
+            job, outcome = done.get(timeout=self.poll_s)
         except queue.Empty:
             return self._give_up_stuck(open_jobs)
         if job.settled:
@@ -126,46 +136,55 @@ class RolloutPool:
         return [(job, outcome)]
 
     def _give_up_stuck(self, open_jobs: dict[int, _Job]) -> list[tuple[_Job, RolloutResult]]:
-        limit = self.seconds + GRACE_S
+        limit = self.seconds + self.grace_s
         given_up = []
         for job in open_jobs.values():
             if job.started is not None and not job.settled and time.monotonic() - job.started > limit:
-                cause = f"the graph did not return within {self.seconds:g} s and {GRACE_S:g} s of grace"
+                cause = f"the graph did not return within {self.seconds:g} s and {self.grace_s:g} s of grace"
                 result = self.runner.abandon(job.request.rollout_id, cause)
                 if result is not None:
-                    job.settled = job.given_up = True
-                    self._n_workers -= 1
-                    self._hire(self._n_workers + 1)
+                    job.settled = True
+                    self._replace_worker(job)
                     given_up.append((job, result))
         return given_up
 
+    def _replace_worker(self, job: _Job) -> None:
+        """Hire another worker for the one that is stuck, unless it has come back meanwhile."""
+        with self._lock:
+            job.given_up = not job.returned
+        if job.given_up:
+            self._n_workers -= 1
+            self._hire(self._n_workers + 1)
+
     def _cut_off(self, open_jobs: dict[int, _Job]) -> None:
-        """Take back what waits, stop what runs, and wait a moment for it to write its record."""
-        waiting = []
-        while not self._waiting.empty():
-            waiting.append(self._waiting.get())
+        """Leave undone what waits, stop what runs, and wait a moment for it to write its record."""
+        with self._lock:
+            for job in open_jobs.values():
+                job.cut_off = True
         running = [job for job in open_jobs.values() if job.started is not None and not job.settled]
         self.runner.stop_all()
-        deadline = time.monotonic() + GRACE_S
-        while running and time.monotonic() < deadline:
-            try:
-                job, _ = running[0].done.get(timeout=POLL_S)
-            except queue.Empty:
-                continue
-            running = [other for other in running if other is not job]
+        deadline = time.monotonic() + self.grace_s
+        while any(not job.returned for job in running) and time.monotonic() < deadline:
+            time.sleep(min(0.01, self.poll_s))
+            self.runner.stop_all()  # a rollout that was only about to begin was not there to be stopped
 
     def _hire(self, n_workers: int) -> None:
-        for _ in range(n_workers - self._n_workers):
+        while self._n_workers < n_workers:
             threading.Thread(target=self._work, name="agenttrain-rollout", daemon=True).start()
-        self._n_workers = max(self._n_workers, n_workers)
+            self._n_workers += 1
 
     def _work(self) -> None:
         while (job := self._waiting.get()) is not None:
-            job.started = time.monotonic()
+            with self._lock:
+                if job.cut_off:
+                    continue
+                job.started = time.monotonic()
             try:
                 outcome: RolloutResult | BaseException = self.runner.run(job.request, job.engine)
             except BaseException as error:
                 outcome = error
             job.done.put((job, outcome))
-            if job.given_up:
-                return
+            with self._lock:
+                job.returned = True
+                if job.given_up:
+                    return

@@ -55,7 +55,8 @@ class RunFolder:
 
     def write_config(self, tables: Mapping[str, Any], provenance: Mapping[str, Any]) -> None:
         """config.toml: the resolved tables, and where everything came from under [provenance]."""
-        _write(self.path / "config.toml", tomli_w.dumps(_without_none({**tables, "provenance": dict(provenance)})))
+        written = _without_none({**tables, "provenance": dict(provenance)})
+        _write(self.path / "config.toml", tomli_w.dumps(written).encode())
 
     def read_config(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """(tables, provenance) as they were written.
@@ -95,12 +96,12 @@ class RunFolder:
     def drop_metrics_after(self, step: int) -> None:
         """On resume: lines past the checkpoint go, so that each step stands once."""
         kept = [row for row in self.metrics() if row["step"] <= step]
-        _write(self.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in kept))
+        _write(self.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in kept).encode())
 
     def write_report(self, report: Mapping[str, Any], text: str) -> None:
         """report.md, then report.json, which says that the run has ended."""
-        _write(self.path / "report.md", text)
-        _write(self.report_json, json.dumps(report, indent=2) + "\n")
+        _write(self.path / "report.md", text.encode("utf-8", "backslashreplace"))
+        _write(self.report_json, (json.dumps(report, indent=2) + "\n").encode())
 
     def read_report(self) -> dict[str, Any] | None:
         """report.json, or None while the run has not ended.
@@ -179,11 +180,11 @@ def find_run(run: str, root: Path) -> RunFolder:
     raise RunError(f"No run is named {run!r} under {root} or at that path. {seen}")
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, content: bytes) -> None:
     """Replace a file whole: a reader sees the old text or the new, and what could not be written leaves nothing."""
     part = path.with_name(path.name + ".part")
     try:
-        part.write_bytes(text.encode("utf-8", "backslashreplace"))
+        part.write_bytes(content)
         part.replace(path)
     except OSError as error:
         with suppress(OSError):

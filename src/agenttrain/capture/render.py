@@ -26,6 +26,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from agenttrain.capture.model_folder import (
+    QuickTokenizer,
+    config_of,
+    hashes_of,
+    load_tokenizer,
+    stop_ids_of,
+    template_of,
+)
 from agenttrain.capture.probe import CONVERSATIONS, Conversation, bridge_fault, rendering_fault
 from agenttrain.errors import ModelError
 from agenttrain.protocols import Parsed
@@ -71,9 +79,9 @@ def open_renderer(
         ModelError: the folder, its tokenizer or its template can't be used; says what differed.
     """
     folder = Path(model_folder)
-    tokenizer = _load_tokenizer(folder)
-    stop_ids = _stop_ids(folder, tokenizer)
-    identity = _hashes(folder, tokenizer)
+    tokenizer = QuickTokenizer(load_tokenizer(folder))
+    stop_ids = stop_ids_of(folder, tokenizer)
+    identity = hashes_of(folder, tokenizer)
     if family is not None and family not in DEFAULT_NAMES:
         renderer = _family_renderer(tokenizer, family, history, stop_ids, identity, folder)
         _refuse(bridge_fault(renderer, CONVERSATIONS), folder, family)
@@ -113,7 +121,6 @@ class _Reader:
         self.family, self.family_guessed = family, False
         self.identity, self.stop_ids = f"{family}:{hashes}", stop_ids
         self._tokenizer, self._library = tokenizer, library
-        self._backend = tokenizer.backend_tokenizer
         self._renderings = _Lru()
 
     def parse(self, response_ids: Ids, tools: Tools, prompt_ids: Ids = ()) -> Parsed:
@@ -122,8 +129,7 @@ class _Reader:
         read = self._library.parse_response(
             list(response_ids[:end]), tools=list(tools) or None, prompt_ids=list(prompt_ids[-256:])
         )
-        digest = sha256(repr((prompt_ids, response_ids)).encode()).hexdigest()
-        calls, invalid = _read_calls(read.tool_calls, digest, cut=end is None)
+        calls, invalid = _read_calls(read.tool_calls, response_ids, cut=end is None)
         return Parsed(
             text=read.content or "",
             reasoning=read.reasoning_content or None,
@@ -132,7 +138,7 @@ class _Reader:
         )
 
     def decode(self, ids: Sequence[int]) -> str:
-        return str(self._backend.decode(list(ids), skip_special_tokens=False))
+        return str(self._tokenizer.decode(ids))
 
 
 class FamilyRenderer(_Reader):
@@ -171,7 +177,7 @@ class TemplateRenderer(_Reader):
         library = DefaultRenderer(tokenizer, DefaultRendererConfig(tool_parser=parser))
         super().__init__(tokenizer, library, family=DEFAULT, stop_ids=stop_ids, hashes=hashes)
         self._folder, self._history = folder, history
-        self.supports_tools = parser is not None and "tools" in _template(tokenizer)
+        self.supports_tools = parser is not None and "tools" in template_of(tokenizer)
         self._suffixes = _Lru()
         self._suffix_needs_tools = True
         self._close_id, self._close_text = self._end_of_turn()
@@ -235,7 +241,7 @@ class TemplateRenderer(_Reader):
         return str(text)
 
     def _encode(self, text: str) -> Ids:
-        return tuple(self._backend.encode(text, add_special_tokens=False).ids)
+        return tuple(self._tokenizer.encode(text))
 
     def _end_of_turn(self) -> tuple[int, str]:
         """The stop id with which the template ends an assistant message, and its text."""
@@ -277,91 +283,12 @@ def _opening(new_messages: Sequence[Message]) -> list[Message]:
     return [{"role": "user", "content": "a"}, said | ({"tool_calls": calls} if calls else {})]
 
 
-# Opening a folder
-
-
-def _load_tokenizer(folder: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    if not folder.is_dir():
-        raise ModelError(f"{folder} is no folder. Give the folder of a Hugging Face model; a hub id is fetched before.")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except Exception as error:  # transformers raises many classes
-        raise ModelError(
-            f"The tokenizer of {folder} can't be loaded: {error}. Save it with save_pretrained."
-        ) from error
-    if getattr(tokenizer, "backend_tokenizer", None) is None:
-        raise ModelError(f"{folder} has no fast tokenizer. Save it with a tokenizer.json.")
-    if not tokenizer.chat_template:
-        raise ModelError(f"The tokenizer of {folder} has no chat template. Put chat_template.jinja into the folder.")
-    _check_fit(folder, tokenizer)
-    tokenizer.backend_tokenizer.no_truncation()
-    tokenizer.backend_tokenizer.no_padding()
-    return tokenizer
-
-
-def _check_fit(folder: Path, tokenizer: Any) -> None:
-    """The tokenizer belongs to the model, and is the one that the folder holds."""
-    config = _config(folder)
-    size = config.get("vocab_size", config.get("text_config", {}).get("vocab_size"))
-    if size is not None and len(tokenizer) > size:
-        raise ModelError(
-            f"The tokenizer of {folder} has {len(tokenizer)} ids, and the model takes {size} (vocab_size in "
-            "config.json). Use the tokenizer that the model was trained with."
-        )
-    if tokenizer.eos_token_id is None or not 0 <= tokenizer.eos_token_id < (size or len(tokenizer)):
-        raise ModelError(
-            f"The tokenizer of {folder} has eos id {tokenizer.eos_token_id}, and ids go from 0 to "
-            f"{(size or len(tokenizer)) - 1}. Set eos_token in tokenizer_config.json."
-        )
-    _check_same(folder, tokenizer)
-
-
-def _check_same(folder: Path, tokenizer: Any) -> None:
-    """transformers 5 puts its own tokenizer class in the place of another one for some model types (qwen2)."""
-    from tokenizers import Tokenizer
-
-    if not (folder / "tokenizer.json").is_file():
-        return
-    saved, text = Tokenizer.from_file(str(folder / "tokenizer.json")), 'Order A41: 3 × 12.50 €\n\tgrüße  {"id": 7}'
-    ids, loaded = saved.encode(text, add_special_tokens=False).ids, tokenizer.encode(text, add_special_tokens=False)
-    if ids != loaded:
-        raise ModelError(
-            f"transformers loads another tokenizer than {folder}/tokenizer.json: {type(tokenizer).__name__} makes "
-            f"{loaded[:8]} … where the file makes {ids[:8]} …. Set tokenizer_class to PreTrainedTokenizerFast, "
-            "and a model_type that has no tokenizer of its own."
-        )
-
-
-def _stop_ids(folder: Path, tokenizer: Any) -> Ids:
-    """The tokenizer's eos id first, then those of generation_config.json."""
-    path = folder / "generation_config.json"
-    given = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
-    ids = [tokenizer.eos_token_id, *(given if isinstance(given, list) else [given])]
-    return tuple(dict.fromkeys(id for id in ids if isinstance(id, int)))
-
-
-def _hashes(folder: Path, tokenizer: Any) -> str:
-    path = folder / "tokenizer.json"
-    content = path.read_bytes() if path.is_file() else tokenizer.backend_tokenizer.to_str().encode()
-    return f"{sha256(content).hexdigest()[:16]}:{sha256(_template(tokenizer).encode()).hexdigest()[:16]}"
-
-
-def _template(tokenizer: Any) -> str:
-    template = tokenizer.chat_template
-    return template if isinstance(template, str) else json.dumps(template, sort_keys=True)
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
-    config: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    return config
+# Choosing a renderer
 
 
 def _tool_parser(tokenizer: Any) -> str | None:
     """The library's parser for the calls that a template writes. None: no ids mark a call."""
-    template = _template(tokenizer)
+    template = template_of(tokenizer)
 
     def single(token: str) -> bool:
         id = tokenizer.convert_tokens_to_ids(token)
@@ -402,7 +329,7 @@ def _guessed(
     own: TemplateRenderer, folder: Path, tokenizer: Any, history: History, stop_ids: Ids, hashes: str
 ) -> FamilyRenderer | None:
     """The family that the model's type suggests. None: there is none, or it makes other ids than the template."""
-    family = GUESSES.get(_config(folder).get("model_type", ""))
+    family = GUESSES.get(config_of(folder).get("model_type", ""))
     if family is None or not own.supports_tools:
         return None
     try:
@@ -453,7 +380,7 @@ def _clean_function(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_calls(
-    read: Sequence[Any], digest: str, *, cut: bool
+    read: Sequence[Any], response_ids: Ids, *, cut: bool
 ) -> tuple[tuple[ParsedCall, ...], tuple[InvalidCall, ...]]:
     """The library's calls as ours; one that the end of a cut reply left open is left out."""
     calls: list[ParsedCall] = []
@@ -461,7 +388,7 @@ def _read_calls(
     for place, each in enumerate(read):
         if each.status == "unclosed_block" and cut:
             continue
-        id = each.id or f"call_{sha256(f'{digest} {place}'.encode()).hexdigest()[:8]}"
+        id = each.id or f"call_{sha256(f'{response_ids} {place}'.encode()).hexdigest()[:8]}"
         arguments = _arguments(each)
         if each.name and arguments is not None:
             calls.append(ParsedCall(id=id, name=each.name, arguments=arguments))

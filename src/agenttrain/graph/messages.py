@@ -26,6 +26,7 @@ from langchain_core.messages import (
 )
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.utils.function_calling import convert_to_openai_tool
+from pydantic import BaseModel
 
 from agenttrain.errors import GraphError
 from agenttrain.records import InvalidCall, Reply
@@ -240,9 +241,11 @@ def _json_schema(name: str, schema: Any) -> Plain:
 
 def own_max_tokens(model: object, settings: Mapping[str, Any]) -> int | None:
     """The user's cap on one call: from the call, else from the model. None: none was set."""
-    for source in (settings.get, lambda name: getattr(model, name, None)):
+    fields = type(model).model_fields if isinstance(model, BaseModel) else {}
+    held = {name: getattr(model, name) for name in _MAX_TOKEN_NAMES if name in fields}
+    for source in (settings, held):
         for name in _MAX_TOKEN_NAMES:
-            value = source(name)
+            value = source.get(name)
             if isinstance(value, int) and not isinstance(value, bool) and value > 0:
                 return value
     return None
