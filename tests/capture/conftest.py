@@ -1,0 +1,169 @@
+"""Model folders with real tokenizers, made in a second, and an engine that answers from a script."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from agenttrain.capture.render import open_renderer
+from agenttrain.protocols import Renderer
+from agenttrain.records import Generation, Ids, Sampling
+
+HERMES = """
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}
+    {{- "# Tools\\n\\nYou may call one or more functions to assist with the user query.\\n\\nYou are provided with function signatures within <tools></tools> XML tags:\\n<tools>" }}
+    {%- for tool in tools %}{{- "\\n" }}{{- tool | tojson }}{%- endfor %}
+    {{- "\\n</tools>\\n\\nFor each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:\\n<tool_call>\\n{\\"name\\": <function-name>, \\"arguments\\": <args-json-object>}\\n</tool_call><|im_end|>\\n" }}
+{%- elif messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == "user" or (message.role == "system" and not loop.first) %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+    {%- elif message.role == "assistant" %}
+        {{- '<|im_start|>assistant\\n' + message.content }}
+        {%- for call in message.tool_calls or [] %}
+            {%- if message.content or not loop.first %}{{- '\\n' }}{%- endif %}
+            {{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+            {%- if call.function.arguments is string %}{{- call.function.arguments }}{%- else %}{{- call.function.arguments | tojson }}{%- endif %}
+            {{- '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == "tool" %}
+        {%- if loop.first or messages[loop.index0 - 1].role != "tool" %}{{- '<|im_start|>user' }}{%- endif %}
+        {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
+        {%- if loop.last or messages[loop.index0 + 1].role != "tool" %}{{- '<|im_end|>\\n' }}{%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+"""What Qwen3's own template writes for conversations without thinking."""
+
+SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+MARKS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
+
+LOOK_UP = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Find an order.",
+        "parameters": {"type": "object", "properties": {"id": {"type": "string"}}, "required": ["id"]},
+    },
+}
+
+
+def make_folder(
+    folder: Path, *, template: str = HERMES, marks: Iterable[str] = MARKS, config: Mapping[str, Any] | None = None
+) -> Path:
+    """A model folder: a byte-level BPE of a few hundred ids, the template, and a config without weights."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=SPECIALS, initial_alphabet=alphabet, show_progress=False)
+    bpe.train_from_iterator([template, "assistant user system tool name arguments order lamp"] * 4, trainer)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|endoftext|>", clean_up_tokenization_spaces=False
+    )
+    tokenizer.add_tokens(list(marks))
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    settings = {"model_type": "tiny", "vocab_size": len(tokenizer) + 4, **(config or {})}
+    (folder / "config.json").write_text(json.dumps(settings))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [tokenizer.eos_token_id, 0]}))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The plain folder."""
+    return make_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def qwen_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, that calls itself a Qwen3 model."""
+    return make_folder(tmp_path_factory.mktemp("qwen"), config={"model_type": "qwen3"})
+
+
+@pytest.fixture(scope="session")
+def renderer(folder: Path) -> Renderer:
+    return open_renderer(str(folder))
+
+
+@pytest.fixture(scope="session")
+def encode(folder: Path) -> Callable[[str], Ids]:
+    """Ids of a text, special tokens included."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return lambda text: tuple(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+class ScriptedEngine:
+    """An engine in process: `say` gives the ids of an answer. It plays the engine's role for the recorder.
+
+    Attributes:
+        asked: prompt ids and sampling of each call, in order of arrival.
+        held: calls wait for it when it is set.
+    """
+
+    name = "scripted"
+
+    def __init__(self, say: Callable[[Ids, Sampling], Ids | Exception], *, max_length: int = 4096) -> None:
+        self.max_length, self.weight_version = max_length, 3
+        self.asked: list[tuple[Ids, Sampling]] = []
+        self.held: threading.Event | None = None
+        self.released: list[str] = []
+        self._say, self._open = say, dict[str, list[Future[Generation]]]()
+
+    def generate(self, prompt_ids: Ids, sampling: Sampling, *, session: str) -> Future[Generation]:
+        future: Future[Generation] = Future()
+        self.asked.append((prompt_ids, sampling))
+        self._open.setdefault(session, []).append(future)
+        threading.Thread(target=self._answer, args=(future, prompt_ids, sampling), daemon=True).start()
+        return future
+
+    def _answer(self, future: Future[Generation], prompt_ids: Ids, sampling: Sampling) -> None:
+        if self.held is not None:
+            self.held.wait(5)
+        said = self._say(prompt_ids, sampling)
+        if future.done():
+            return
+        if isinstance(said, Exception):
+            future.set_exception(said)
+        else:
+            future.set_result(generation(said[: sampling.max_tokens], sampling.stop_ids))
+
+    def release(self, session: str) -> None:
+        self.released.append(session)
+        for future in self._open.pop(session, []):
+            if not future.done():
+                future.set_result(Generation(token_ids=(7,), logprobs=(-0.5,), weight_versions=(3,), stop_reason="aborted"))
+
+    def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
+        self.weight_version = version
+
+    def stats(self) -> Mapping[str, float]:
+        return {}
+
+    def close(self) -> None:
+        pass
+
+
+def generation(ids: Ids, stop_ids: Ids) -> Generation:
+    """An answer with a log probability that tells its position."""
+    return Generation(
+        token_ids=ids,
+        logprobs=tuple(-0.125 * (i + 1) for i in range(len(ids))),
+        weight_versions=(3,) * len(ids),
+        stop_reason="stop" if ids and ids[-1] in stop_ids else "length",
+    )
