@@ -561,7 +561,7 @@ class LocalEngine:
     def _cache_shapes(self) -> list[tuple[tuple[int, int], tuple[int, int]]]:
         shapes: dict[int, tuple[tuple[int, int], tuple[int, int]]] = {}
 
-        class Shapes(Cache):
+        class Shapes(Cache):  # type: ignore[misc]  # transformers is untyped
             def update(
                 self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
             ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -35,7 +35,7 @@ class Row:
     """Tick of the last use; the least is evicted first."""
 
 
-class SlotCache(Cache):
+class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
     """The transformers cache of one forward pass: writes new keys and values into rows, gives back whole rows.
 
     `step` and `end` are set by `KVRows` for each pass.

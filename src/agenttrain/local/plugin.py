@@ -12,7 +12,15 @@ from agenttrain.markers import hookimpl
 from agenttrain.trainer.advantage import centered_advantages, group_advantages
 
 if TYPE_CHECKING:
-    from agenttrain.protocols import AdvantageEstimator, Engine, EngineContext, EngineFactory, Trainer, TrainerContext, TrainerFactory
+    from agenttrain.protocols import (
+        AdvantageEstimator,
+        Engine,
+        EngineContext,
+        EngineFactory,
+        Trainer,
+        TrainerContext,
+        TrainerFactory,
+    )
 
 
 @hookimpl

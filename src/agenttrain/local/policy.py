@@ -47,12 +47,27 @@ def load_model(folder: str | Path, *, device: torch.device, weights_from: Path |
             "*.safetensors, tokenizer files) on this machine. Point --model at one."
         )
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+        with _quietly():
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ModelError(f"transformers can't load {folder} as a causal language model: {error}") from error
     if weights_from is not None:
         load_weights(model, read_weights(Path(weights_from)), where=str(weights_from))
     return model.to(device).eval().requires_grad_(False)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """No progress bar of transformers' own: standard error belongs to the run."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -11,6 +11,7 @@ micro-batches: on a busy machine this is several times faster than the same numb
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import random
@@ -18,6 +19,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,6 +118,8 @@ class LocalTrainer:
         self._step = 0
         self._cursor = Cursor()
         self.weight_version = 0
+        self._engine_is_behind = False
+        """An update was undone after the engine may have taken its weights."""
         self._engine = context.open_engine()
         self.engine_name = self._engine.name
 
@@ -133,6 +137,8 @@ class LocalTrainer:
         return self._context.run_rollouts(self._engine, requests, on_done)
 
     def _one_step(self) -> StepResult:
+        if self._engine_is_behind:
+            self._publish(self.weight_version)
         tasks, cursor = tasks_at(self._context.tasks, self._cursor, self._settings.tasks_per_step, self._config.seed)
         step = self._step + 1
         began = time.perf_counter()
@@ -146,20 +152,20 @@ class LocalTrainer:
             warmup=self._settings.warmup_steps,
             final=self._settings.final_learning_rate,
         )
-        training = self._train(taught.kept, step, learning_rate) if taught.kept else None
-        trained = time.perf_counter()
-        if training is not None:
-            self._publish(self.weight_version + 1)
-        published = time.perf_counter()
+        training, train_s, sync_s = None, 0.0, 0.0
+        if taught.kept:
+            with self._whole_or_undone():
+                training = self._train(taught.kept, step, learning_rate)
+                train_s = time.perf_counter() - rolled_out
+                self._publish(self.weight_version + 1)
+                sync_s = time.perf_counter() - rolled_out - train_s
         self._step, self._cursor = step, cursor
         metrics = _metrics(results, taught, training, learning_rate) | {
             "rollout_s": rolled_out - began,
-            "train_s": trained - rolled_out,
-            "sync_s": published - trained,
+            "train_s": train_s,
+            "sync_s": sync_s,
             "tokens_per_s": _n_sampled(results) / max(1e-9, rolled_out - began),
         }
-        if self._context.on_update is not None and training is not None:
-            self._context.on_update([lesson.result for lesson in taught.kept], metrics)
         return StepResult(
             step=step,
             weight_version=self.weight_version,
@@ -237,8 +243,8 @@ class LocalTrainer:
         norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.max_grad_norm))
         if not math.isfinite(norm):
             raise TrainerError(
-                f"The gradient of step {step} is {norm}, and an update needs a finite one. Lower trainer.learning_rate, "
-                "and look at this step's rewards and log probabilities with `agenttrain inspect`."
+                f"The gradient of step {step} is {norm}, and an update needs a finite one. Lower "
+                "trainer.learning_rate, and look at this step's rewards with `agenttrain inspect`."
             )
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
@@ -274,11 +280,30 @@ class LocalTrainer:
         logits = self._logits.at(batch.flat, batch.input_ids, use_cache=False) / self._config.sampling.temperature
         return -torch.nn.functional.cross_entropy(logits, batch.targets, reduction="none")
 
+    @contextmanager
+    def _whole_or_undone(self) -> Iterator[None]:
+        """Undo a step's updates when anything ends it, Ctrl-C too: what is saved then is the state before the step.
+
+        Holds a copy of the weights and the optimizer's state meanwhile.
+        """
+        weights = [p.detach().clone() for p in self._parameters]
+        optimizer, version = copy.deepcopy(self._optimizer.state_dict()), self.weight_version
+        try:
+            yield
+        except BaseException:
+            with torch.no_grad():
+                for parameter, before in zip(self._parameters, weights, strict=True):
+                    parameter.copy_(before)
+                    parameter.grad = None
+            self._optimizer.load_state_dict(optimizer)
+            self.weight_version, self._engine_is_behind = version, True
+            raise
+
     # ── weights ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _publish(self, version: int) -> None:
         self._engine.update_weights(unique_weights(self._model).items(), version)
-        self.weight_version = version
+        self.weight_version, self._engine_is_behind = version, False
 
     def save(self, folder: Path) -> None:
         """Resumable state into an empty folder: weights, optimizer, schedule, seed, data cursor."""
@@ -308,8 +333,8 @@ class LocalTrainer:
         for key, here in (("seed", self._config.seed), ("n_tasks", len(self._context.tasks))):
             if state[key] != here:
                 raise RunError(
-                    f"The checkpoint {folder} was written with {key} {state[key]}, and this run has {here}. Resume with "
-                    "the run's own configuration and tasks."
+                    f"The checkpoint {folder} was written with {key} {state[key]}, and this run has {here}. Resume "
+                    "with the run's own configuration and tasks."
                 )
         policy.load_weights(self._model, dict(saved.weights), where=str(folder))
         self._optimizer.load_state_dict(dict(saved.optimizer))

@@ -119,8 +119,9 @@ def lessons(results: Sequence[RolloutResult], advantages: Callable[[Sequence[flo
 
 def _why_unusable(result: RolloutResult) -> str:
     rollout = result.rollout
-    why = f"status {rollout.status}" if rollout.reward is None or not result.samples else "no reward"
-    return f"{why}: {rollout.cause}" if rollout.cause else why
+    if rollout.reward is None:
+        return f"status {rollout.status}: {rollout.cause}" if rollout.cause else f"status {rollout.status}"
+    return NOTHING_SAMPLED
 
 
 def minibatches(kept: Sequence[Lesson], n: int, *, seed: str) -> list[list[Lesson]]:

@@ -79,8 +79,8 @@ def load(folder: Path) -> TrainingState:
         seen = file.stat().st_size if file.is_file() else None
         if seen != size:
             raise RunError(
-                f"The checkpoint {folder} is damaged: {name} has {'no' if seen is None else seen} bytes, and {size} were "
-                "written. Resume from an earlier checkpoint."
+                f"The checkpoint {folder} is damaged: {name} has {'no' if seen is None else seen} bytes, and {size} "
+                "were written. Resume from an earlier checkpoint."
             )
     try:
         weights = load_file(folder / WEIGHTS)
