@@ -239,7 +239,7 @@ def test_a_schema_behind_a_reference_is_followed() -> None:
         "$defs": {"In": {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]}},
     }
     assert check_against_schema([task(q="x")], schema) == ()
-    with pytest.raises(TaskError, match="input.q doesn't fit"):
+    with pytest.raises(TaskError, match=r"input\.q doesn't fit"):
         check_against_schema([task(q=1)], schema)
 
 
