@@ -26,13 +26,13 @@ from langchain_core.messages import AIMessageChunk, BaseMessage, HumanMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables.config import RunnableConfig, ensure_config, merge_configs, var_child_runnable_config
 
-from agenttrain.errors import EscapeError, GraphError
+from agenttrain.errors import EscapeError, GraphError, RolloutStop
 from agenttrain.graph.policy_model import CALL, PolicyModel, Routed, exact_invalid_calls, policy_for
 from agenttrain.graph.site import call_site, model_identity
 from agenttrain.protocols import Route
 from agenttrain.records import CallSite, ModelCall, Reply, Role
 
-FUNNELS = ("_generate_with_cache", "_agenerate_with_cache", "stream", "astream")
+FUNNELS = ("_generate_with_cache", "_agenerate_with_cache", "agenerate", "stream", "astream")
 LATER_FUNNELS = ("_chat_model_stream_v3", "_achat_model_stream_v3")
 """Replaced where the installed langchain-core has them."""
 
@@ -50,6 +50,9 @@ class _Outside:
 
 _OUTSIDE = _Outside()
 _route: contextvars.ContextVar[Route | _Outside | None] = contextvars.ContextVar("agenttrain_route", default=None)
+
+_stops: contextvars.ContextVar[list[BaseException] | None] = contextvars.ContextVar("agenttrain_stops", default=None)
+"""What ended the calls inside one `agenerate`, where langchain-core would lose it."""
 
 
 class Gate:
@@ -220,8 +223,8 @@ def _with_own_config(model: BaseChatModel, config: RunnableConfig | None) -> Run
     return merge_configs(ensure_config(config), held) if held else ensure_config(config)
 
 
-def _generate_gate(original: Callable[..., ChatResult]) -> Callable[..., ChatResult]:
-    def generate(
+def _generate_with_cache_gate(original: Callable[..., ChatResult]) -> Callable[..., ChatResult]:
+    def generate_with_cache(
         self: BaseChatModel,
         messages: list[BaseMessage],
         stop: list[str] | None = None,
@@ -238,11 +241,11 @@ def _generate_gate(original: Callable[..., ChatResult]) -> Callable[..., ChatRes
         result = original(policy_for(self), messages, stop=stop, run_manager=run_manager, **told)
         return exact_invalid_calls(routed, result)
 
-    return generate
+    return generate_with_cache
 
 
-def _agenerate_gate(original: Callable[..., Any]) -> Callable[..., Any]:
-    async def agenerate(
+def _agenerate_with_cache_gate(original: Callable[..., Any]) -> Callable[..., Any]:
+    async def agenerate_with_cache(
         self: BaseChatModel,
         messages: list[BaseMessage],
         stop: list[str] | None = None,
@@ -256,8 +259,37 @@ def _agenerate_gate(original: Callable[..., Any]) -> Callable[..., Any]:
             with _auxiliary(routed, messages) as own, own():
                 return cast(ChatResult, await original(self, messages, stop=stop, run_manager=run_manager, **kwargs))
         told = {**kwargs, CALL: routed}
-        result = await original(policy_for(self), messages, stop=stop, run_manager=run_manager, **told)
+        try:
+            result = await original(policy_for(self), messages, stop=stop, run_manager=run_manager, **told)
+        except RolloutStop as error:
+            if (stops := _stops.get()) is not None:
+                stops.append(error)
+            raise
         return exact_invalid_calls(routed, result)
+
+    return agenerate_with_cache
+
+
+def _agenerate_gate(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a RolloutStop out of `agenerate`.
+
+    langchain-core 1.8 takes a BaseException that is no Exception for a result there, and dies of an AttributeError,
+    which the graph's own `except Exception` and retries would hold.
+    """
+
+    async def agenerate(self: BaseChatModel, *args: Any, **kwargs: Any) -> Any:
+        if _route.get() in (None, _OUTSIDE):
+            return await original(self, *args, **kwargs)
+        stops: list[BaseException] = []
+        token = _stops.set(stops)
+        try:
+            return await original(self, *args, **kwargs)
+        except AttributeError:
+            if stops:
+                raise stops[0] from None
+            raise
+        finally:
+            _stops.reset(token)
 
     return agenerate
 
@@ -360,8 +392,9 @@ def _astream_v3_gate(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _REPLACEMENTS: dict[str, Callable[[Any], Any]] = {
-    "_generate_with_cache": _generate_gate,
-    "_agenerate_with_cache": _agenerate_gate,
+    "_generate_with_cache": _generate_with_cache_gate,
+    "_agenerate_with_cache": _agenerate_with_cache_gate,
+    "agenerate": _agenerate_gate,
     "stream": _stream_gate,
     "astream": _astream_gate,
     "_chat_model_stream_v3": _stream_v3_gate,
@@ -395,9 +428,10 @@ class _GotPast(Exception):
 
 
 class _ProbeRoute:
-    """Answers every call with one word, and counts."""
+    """Answers every call with one word, or ends the rollout, and counts."""
 
-    def __init__(self) -> None:
+    def __init__(self, stop: RolloutStop | None = None) -> None:
+        self.stop = stop
         self.n_answers = 0
 
     def role(self, site: CallSite) -> tuple[Role, str]:
@@ -405,6 +439,8 @@ class _ProbeRoute:
 
     def answer(self, call: ModelCall) -> Reply:
         self.n_answers += 1
+        if self.stop is not None:
+            raise self.stop
         return Reply(call_id=f"probe-{self.n_answers}", text="caught", model="probe")
 
     async def aanswer(self, call: ModelCall) -> Reply:
@@ -418,10 +454,10 @@ class _ProbeRoute:
 
 
 def self_test() -> None:
-    """Send one call through each funnel of the installed langchain-core.
+    """Send two calls through each funnel of the installed langchain-core: one is answered, one ends the rollout.
 
     Raises:
-        GraphError: naming the first funnel that reaches the user's model.
+        GraphError: naming the first funnel that reaches the user's model or holds the end back.
     """
     probes: dict[str, Callable[[BaseChatModel], Any]] = {
         "_generate_with_cache": lambda model: model.invoke("x"),
@@ -435,34 +471,44 @@ def self_test() -> None:
         probes[LATER_FUNNELS[1]] = lambda model: asyncio.run(_v3_output(model))
     with open_gate():
         for name, probe in probes.items():
-            _probe(name, probe)
+            _probe(name, probe, _ProbeRoute(), None)
+            _probe(name, probe, _ProbeRoute(RolloutStop("probe")), RolloutStop)
 
 
-def _probe(name: str, probe: Callable[[BaseChatModel], Any]) -> None:
-    route, failures = _ProbeRoute(), list[BaseException]()
+def _probe(
+    name: str, probe: Callable[[BaseChatModel], Any], route: _ProbeRoute, expected: type[BaseException] | None
+) -> None:
+    raised = _raised_by(probe, route)
+    if route.n_answers == 1 and (type(raised) is expected if expected else raised is None):
+        return
+    seen = f"was answered {route.n_answers} times"
+    if raised is not None:
+        past = isinstance(raised, _GotPast)
+        seen = "reached the user's model" if past else f"raised {type(raised).__name__}: {raised}"
+    elif expected:
+        seen = f"held back {expected.__name__}"
+    version = importlib.metadata.version("langchain-core")
+    raise GraphError(
+        f"A call through BaseChatModel.{name} {seen} with langchain-core {version}, and the policy must answer it once "
+        "or end the rollout. Install the langchain-core version of constraints.txt."
+    ) from raised
+
+
+def _raised_by(probe: Callable[[BaseChatModel], Any], route: _ProbeRoute) -> BaseException | None:
+    """What a probe raised, run on a thread of its own, since the caller's may be running an event loop."""
+    raised: list[BaseException] = []
 
     def send() -> None:
         try:
             with use_route(route):
                 probe(_ProbeModel())
-        except Exception as error:
-            failures.append(error)
+        except BaseException as error:
+            raised.append(error)
 
     thread = threading.Thread(target=send, name="agenttrain-self-test")
     thread.start()
     thread.join()
-    if route.n_answers == 1 and not failures:
-        return
-    seen = (
-        f"raised {type(failures[0]).__name__}: {failures[0]}" if failures else f"was answered {route.n_answers} times"
-    )
-    if failures and isinstance(failures[0], _GotPast):
-        seen = "reached the user's model"
-    version = importlib.metadata.version("langchain-core")
-    raise GraphError(
-        f"A call through BaseChatModel.{name} {seen} with langchain-core {version}, "
-        "and the policy must answer it once. Install the langchain-core version of constraints.txt."
-    ) from (failures[0] if failures else None)
+    return raised[0] if raised else None
 
 
 async def _awaited(call: Any) -> Any:

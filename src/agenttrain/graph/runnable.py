@@ -59,8 +59,13 @@ class RunnableGraph:
         return _schema(self.graph.get_input_jsonschema)
 
     def context_schema(self) -> dict[str, Any] | None:
-        """JSON schema of the runtime context. None: the graph takes none, or LangGraph knows none."""
-        return _schema(self.graph.get_context_jsonschema)
+        """JSON schema of the runtime context. None: the graph takes none.
+
+        Empty, so that everything fits, where pydantic can't describe it: a typing.TypedDict before Python 3.12.
+        """
+        if getattr(self.graph, "context_schema", None) is None:
+            return None
+        return _schema(self.graph.get_context_jsonschema) or {}
 
     def graph_for(self, thread_id: str, input: Any) -> Any:
         """The graph for one rollout; a Command goes on with the checkpointer that this thread left."""
