@@ -65,6 +65,8 @@ class RolloutPool:
     poll_s: float = POLL_S
     _waiting: queue.SimpleQueue[_Job | None] = field(default_factory=queue.SimpleQueue)
     _n_workers: int = 0
+    _looked_at: float = 0.0
+    """When it was last asked which graphs are stuck: also while results keep coming."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     """Over started, returned, given_up and cut_off of the jobs, which workers and `run` both look at."""
 
@@ -124,10 +126,16 @@ class RolloutPool:
         """The results that have come, or those of graphs given up."""
         if self.should_stop():
             raise KeyboardInterrupt
+        now = time.monotonic()
+        if now - self._looked_at >= self.poll_s:
+            self._looked_at = now
+            given_up = self._give_up_stuck(open_jobs)
+            if given_up:
+                return given_up
         try:
             job, outcome = done.get(timeout=self.poll_s)
         except queue.Empty:
-            return self._give_up_stuck(open_jobs)
+            return []
         if job.settled:
             return []
         if isinstance(outcome, BaseException):
@@ -165,7 +173,7 @@ class RolloutPool:
         self.runner.stop_all()
         deadline = time.monotonic() + self.grace_s
         while any(not job.returned for job in running) and time.monotonic() < deadline:
-            time.sleep(min(0.01, self.poll_s))
+            time.sleep(min(0.1, self.poll_s))
             self.runner.stop_all()  # a rollout that was only about to begin was not there to be stopped
 
     def _hire(self, n_workers: int) -> None:
