@@ -14,6 +14,9 @@ from agenttrain.records import RolloutResult, StepResult
 LOGPROB_GAP = 1e-3
 """Largest difference between engine and trainer that is only rounding."""
 ENVIRONMENT_FAILURE_SHARE = 0.05
+"""Share of a step's rollouts above which failing environments are loud."""
+EQUAL_REWARDS = 1e-9
+"""Standard deviation under which rewards are equal: that of eight times 0.1 is not exactly 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +44,11 @@ def step_alarms(step: StepResult, *, baseline_tool_calls: float) -> list[Alarm]:
     found += _environment(step.step, metrics)
     if baseline_tool_calls > 0 and metrics.get("tool_calls", 1.0) == 0:
         found.append(
-            _loud("no_tool_calls", step.step, "No rollout called a tool, and the baseline did: the policy may have lost it.")
+            _loud(
+                "no_tool_calls",
+                step.step,
+                "No rollout called a tool, and the baseline did: the policy may have lost it.",
+            )
         )
     if metrics.get("rollouts_without_trained_call", 0) > 0:
         n = int(metrics["rollouts_without_trained_call"])
@@ -49,14 +56,18 @@ def step_alarms(step: StepResult, *, baseline_tool_calls: float) -> list[Alarm]:
             _loud(
                 "no_trained_call",
                 step.step,
-                f"{n} rollouts made no call that is trained. Does the graph call its model by raw HTTP or in its own thread?",
+                f"{n} rollouts made no call that is trained. "
+                "Does the graph call its model by raw HTTP or in its own thread?",
             )
         )
     return found
 
 
 def verifier_alarms(results: Sequence[RolloutResult], step: int) -> list[Alarm]:
-    """Verifier errors that some rollouts of a task have and others have not: an agent may learn to crash its verifier."""
+    """Verifier errors that some rollouts of a task have and others have not.
+
+    An agent may learn to crash its verifier.
+    """
     by_task: dict[str, set[bool]] = {}
     for result in results:
         broken = result.rollout.status == "environment_failure" and "erifier" in result.rollout.cause
@@ -65,19 +76,34 @@ def verifier_alarms(results: Sequence[RolloutResult], step: int) -> list[Alarm]:
     if not torn:
         return []
     message = f"The verifier failed on some rollouts of {len(torn)} tasks and not on others, for example {torn[0]}."
-    return [_loud("verifier_errors_differ", step, message + " An agent may learn to crash its verifier: see their causes.")]
+    return [
+        _loud("verifier_errors_differ", step, message + " An agent may learn to crash its verifier: see their causes.")
+    ]
 
 
 def _teaching(step: int, metrics: Mapping[str, float]) -> list[Alarm]:
-    if metrics["groups_trained"] > 0:
+    if metrics.get("groups_trained", 1.0) > 0:
         return []
-    if metrics.get("success", 0.0) >= 1.0:
-        return [Alarm(code="all_succeed", severity="note", step=step, message="Every rollout succeeded: nothing to learn.")]
-    if metrics.get("reward_std", 0.0) == 0 and metrics["groups"] > 0:
+    if _all_succeed(metrics):
+        return [
+            Alarm(code="all_succeed", severity="note", step=step, message="Every rollout succeeded: nothing to learn.")
+        ]
+    if metrics.get("reward_std", 1.0) < EQUAL_REWARDS and metrics.get("groups", 0.0) > 0:
         text = f"All rewards of this step are {metrics['reward']:g}: the policy never or always gets it right."
-        return [_loud("all_rewards_equal", step, text + " Use easier tasks, a finer reward, or a better starting model.")]
-    text = "No group of this step teaches: within each, all rollouts have the same reward, or fewer than two are usable."
+        return [
+            _loud("all_rewards_equal", step, text + " Use easier tasks, a finer reward, or a better starting model.")
+        ]
+    text = (
+        "No group of this step teaches: within each, all rollouts have the same reward, or fewer than two are usable."
+    )
     return [_loud("no_group_teaches", step, text + " Raise trainer.group_size or trainer.tasks_per_step.")]
+
+
+def _all_succeed(metrics: Mapping[str, float]) -> bool:
+    """True when every rollout that its environment let end is a success."""
+    total = metrics.get("rollouts", 1.0)
+    ended = total - metrics.get("environment_failures", 0.0)
+    return ended > 0 and metrics.get("success", 0.0) * total >= ended - 1e-6
 
 
 def _logprob_gap(step: int, metrics: Mapping[str, float]) -> list[Alarm]:
@@ -93,7 +119,8 @@ def _environment(step: int, metrics: Mapping[str, float]) -> list[Alarm]:
     if not n or not total:
         return []
     share = n / total
-    text = f"{n:.0f} of {total:.0f} rollouts ended by a failing environment and are not trained: agenttrain inspect names the causes."
+    text = f"{n:.0f} of {total:.0f} rollouts ended by a failing environment and are not trained"
+    text += ": agenttrain inspect names the causes."
     severity: Literal["note", "loud"] = "loud" if share > ENVIRONMENT_FAILURE_SHARE else "note"
     return [Alarm(code="environment_failures", severity=severity, step=step, message=text)]
 
