@@ -99,7 +99,8 @@ class ModelCall:
     """One call as the graph made it, in plain data; made by graph/, answered by capture/."""
 
     messages: tuple[Mapping[str, Any], ...]
-    """OpenAI chat format: role, content (str), tool_calls [{id, type, function {name, arguments (dict)}}], tool_call_id, name."""
+    """OpenAI chat format: role, content (str), tool_call_id, name, tool_calls [{id, type, function {name, arguments}}],
+    arguments a dict."""
     tools: tuple[Mapping[str, Any], ...] = ()
     """OpenAI function format."""
     tool_choice: Any = None
@@ -387,7 +388,8 @@ class StepResult:
     weight_version: int
     """Of the weights that the step published."""
     metrics: Mapping[str, float]
-    """Numbers of the step: reward, reward_std, groups, groups_trained, loss, grad_norm, learning_rate, logprob_gap_max …"""
+    """Numbers of the step: reward, reward_std, groups, groups_trained, loss, grad_norm, learning_rate,
+    logprob_gap_max …"""
     trained_rollout_ids: tuple[str, ...]
     dropped: Mapping[str, str]
     """Rollout id to the reason it was not trained."""
@@ -417,6 +419,8 @@ def check_lengths(record: Trajectory | Sample, where: str) -> None:
         SampleError: naming the field, both lengths and the place.
     """
     n = len(record.response_ids)
+    if not n:
+        raise SampleError(f"response_ids is empty, and a row needs at least one sampled id ({where}).")
     for name in ("response_mask", "response_logprobs", "weight_versions"):
         values = getattr(record, name, None)
         if values is not None and len(values) != n:
