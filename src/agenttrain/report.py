@@ -181,6 +181,11 @@ def _row(label: str, before: Any, after: Any) -> str:
     return f"| {label} | {_number(before)} | {_number(after)} |"
 
 
+def _cell(text: str) -> str:
+    """Text of a user's own that must stay in its cell of a table."""
+    return " ".join(text.split()).replace("|", r"\|")
+
+
 def _number(value: Any) -> str:
     if value is None:
         return "none"
@@ -198,7 +203,8 @@ def _slices(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     for key, values in before.items():
         for value, one in values.items():
             later = after.get(key, {}).get(value, {})
-            lines.append(f"| {key} = {value} | {one['tasks']} | {one['success']:.3f} | {later.get('success', 0):.3f} |")
+            name = _cell(f"{key} = {value}")
+            lines.append(f"| {name} | {one['tasks']} | {one['success']:.3f} | {later.get('success', 0):.3f} |")
     return [*lines, ""]
 
 
