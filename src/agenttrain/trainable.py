@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextvars
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -87,14 +88,19 @@ def trainable(
         allow_escapes: count model calls that get past the gate instead of ending the run.
 
     Raises:
-        ConfigError: both `verifier` and `verifiers`, or a selector given as one string.
+        ConfigError: both `verifier` and `verifiers`, one that can't be called or has no weight, or a lone selector.
     """
     if verifier is not None and verifiers is not None:
         raise ConfigError("@trainable got verifier= and verifiers=. Keep one: verifiers={'name': (function, weight)}.")
     for name, selectors in (("train", train), ("frozen", frozen), ("auxiliary", auxiliary)):
-        if isinstance(selectors, str):
-            raise ConfigError(f"@trainable got {name}={selectors!r}, a string. Write a list: {name}=[{selectors!r}].")
-    named = dict(verifiers or ({verifier_name(verifier): (verifier, 1.0)} if verifier else {}))
+        if isinstance(selectors, str) or callable(selectors):
+            shown = repr(selectors) if isinstance(selectors, str) else verifier_name(selectors)
+            raise ConfigError(f"@trainable got {name}={shown}, one selector. Write a list: {name}=[{shown}].")
+    named = dict(verifiers if verifiers is not None else {})
+    if verifier is not None:
+        named[verifier_name(verifier)] = (verifier, 1.0)
+    for name, weighed in named.items():
+        _check_verifier(name, weighed)
 
     def note(obj: T) -> T:
         _noted[id(obj)] = Trainable(
@@ -131,7 +137,13 @@ def current_task() -> Task:
     Raises:
         LookupError: no rollout is running here.
     """
-    return _current_task.get()
+    try:
+        return _current_task.get()
+    except LookupError:
+        raise LookupError(
+            "No rollout is running here, so there is no current task. Call current_task() inside a node, tool or "
+            "verifier that agenttrain runs, or set one in a test: agenttrain.trainable.current_task_is(task)."
+        ) from None
 
 
 @contextmanager
@@ -147,6 +159,17 @@ def current_task_is(task: Task) -> Iterator[None]:
 def verifier_name(verifier: VerifierFn) -> str:
     """The name a verifier goes by in reports: the function's own, else its class's."""
     return str(getattr(verifier, "__name__", type(verifier).__name__))
+
+
+def _check_verifier(name: str, weighed: object) -> None:
+    """Refuse what would only fail when the first rollout is scored."""
+    match weighed:
+        case (function, int() | float() as weight) if callable(function) and math.isfinite(weight):
+            return
+    raise ConfigError(
+        f"The verifier {name!r} of @trainable is {weighed!r}, and a function with a finite weight is expected: "
+        f"verifiers={{{name!r}: (function, 1.0)}}."
+    )
 
 
 def _caller_file() -> str:
