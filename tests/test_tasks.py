@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from langgraph.graph import MessagesState, StateGraph
+from langchain_core.messages import AnyMessage, BaseMessage
+from langgraph.graph import MessagesState, StateGraph, add_messages
+from typing_extensions import TypedDict
 
 from agenttrain.errors import TaskError
 from agenttrain.records import Task
@@ -226,6 +229,17 @@ def test_context_is_checked_too() -> None:
     ]:
         with pytest.raises(TaskError, match=words.replace("?", r"\?")):
             check_against_schema([good, bad], input_schema, schema)
+
+
+@pytest.mark.parametrize("annotation", [list[BaseMessage], Sequence[AnyMessage], list])
+def test_messages_are_known_by_their_type(annotation: Any) -> None:
+    """Under any name, as older and newer states write them."""
+    state: Any = TypedDict("state", {"history": Annotated[annotation, add_messages]})  # type: ignore[misc]
+    graph = StateGraph(state)
+    graph.add_node("a", lambda state: state)
+    graph.set_entry_point("a")
+    tasks = [task(history=[{"role": "user", "content": "hi"}])]
+    assert check_against_schema(tasks, graph.compile().get_input_jsonschema()) == ()
 
 
 def test_a_schema_without_properties_takes_anything() -> None:

@@ -15,7 +15,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.trace import StatusCode
 
 from agenttrain import telemetry
 
@@ -41,17 +41,12 @@ def rollout() -> Any:
     return telemetry.rollout_span(graph="desk", rollout_id="r1", task_id="t1", phase="train", step=3, group="3-t1")
 
 
-def test_a_rollout_is_an_agent_invocation_with_its_calls_inside(spans: InMemorySpanExporter) -> None:
+def test_a_rollout_is_an_agent_invocation_inside_its_phase(spans: InMemorySpanExporter) -> None:
     """Names and attributes of the GenAI conventions, and ours beside them."""
-    with telemetry.phase_span("train"), rollout():
-        with telemetry.chat_span("tiny", role="trained", turn_id="u1", temperature=1.0, max_tokens=8) as chat:
-            telemetry.chat_ended(
-                chat, model="tiny", role="trained", input_tokens=5, output_tokens=2, seconds=0.1, weight_version=4
-            )
-        with telemetry.tool_span("lookup", call_id="c1"), telemetry.reward_span("r1"):
-            pass
+    with telemetry.phase_span("train"), rollout(), telemetry.reward_span("r1"):
+        assert telemetry.is_recording()
     seen = ended(spans)
-    agent = seen["invoke_agent desk"]
+    agent, reward = seen["invoke_agent desk"], seen["agenttrain.reward"]
     assert dict(agent.attributes or {}) == {
         "gen_ai.operation.name": "invoke_agent",
         "gen_ai.provider.name": "agenttrain",
@@ -63,27 +58,10 @@ def test_a_rollout_is_an_agent_invocation_with_its_calls_inside(spans: InMemoryS
         "agenttrain.step": 3,
         "agenttrain.group.id": "3-t1",
     }
-    call = seen["chat tiny"]
-    assert call.kind is SpanKind.CLIENT
-    assert dict(call.attributes or {}) == {
-        "gen_ai.operation.name": "chat",
-        "gen_ai.provider.name": "agenttrain",
-        "gen_ai.request.model": "tiny",
-        "gen_ai.request.temperature": 1.0,
-        "gen_ai.request.max_tokens": 8,
-        "gen_ai.conversation.id": "",
-        "gen_ai.usage.input_tokens": 5,
-        "gen_ai.usage.output_tokens": 2,
-        "gen_ai.response.finish_reasons": ("stop",),
-        "agenttrain.role": "trained",
-        "agenttrain.turn.id": "u1",
-        "agenttrain.weight_version": 4,
-    }
     assert agent.parent is not None
-    assert call.parent is not None
-    assert seen["execute_tool lookup"].parent is not None
+    assert reward.parent is not None
     assert agent.parent.span_id == seen["agenttrain.train"].context.span_id
-    assert call.parent.span_id == agent.context.span_id
+    assert reward.parent.span_id == agent.context.span_id
 
 
 def test_a_reward_is_an_evaluation_event(spans: InMemorySpanExporter) -> None:
@@ -197,7 +175,7 @@ with telemetry.rollout_span(graph="g", rollout_id="r", task_id="t", phase="train
     assert telemetry.trace_context() == {}
     telemetry.reward_event(span, score=1.0, status="completed", success=True)
     telemetry.reward_event(None, score=None, status="aborted", success=False)
-    telemetry.chat_ended(None, model="m", role="trained", input_tokens=1, output_tokens=1, seconds=0.1)
+    telemetry.instruments().chat("m", "trained", input_tokens=1, output_tokens=1, seconds=0.1)
 telemetry.update_spans(1, 1, {"g": [("", "")]}, {"reward": 1.0})
 assert not [name for name in sys.modules if name.startswith("opentelemetry.sdk")]
 """

@@ -124,7 +124,7 @@ def agenttrain_turn_recorded(turn: Turn) -> None:
     """A model call was answered and recorded.
 
     Shape: observe.
-    When: once per turn, on the thread that made the call, before the agent sees the answer; be quick.
+    When: once per turn, on a thread of its rollout; be quick.
     Exception: logged once per plugin and recorded; it never reaches the agent, and the other observers still run.
 
     Example:

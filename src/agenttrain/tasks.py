@@ -262,7 +262,10 @@ def _misfit_finder(schema: Mapping[str, Any], skipped: Sequence[str]) -> Callabl
     import jsonschema
 
     body = _object_schema(schema)
-    properties = {key: {} if _holds_messages(part) else part for key, part in body.get("properties", {}).items()}
+    properties = {
+        key: {} if key == "messages" or _holds_messages(part) else part
+        for key, part in body.get("properties", {}).items()
+    }
     required = [key for key in body.get("required", ()) if key not in skipped]
     checked = {**schema, **body, "properties": properties, "required": required}
     checked.pop("$ref", None)
@@ -289,7 +292,8 @@ def _object_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _holds_messages(part: Mapping[str, Any]) -> bool:
     """True for a property that LangGraph fills from messages in any of the forms it accepts."""
-    return "#/$defs/HumanMessage" in json.dumps(part, default=str)
+    text = json.dumps(part, default=str)
+    return any(f'"#/$defs/{name}"' in text for name in ("BaseMessage", "HumanMessage"))
 
 
 def _place(row: int, task: Task, what: str) -> str:

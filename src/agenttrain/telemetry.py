@@ -1,8 +1,9 @@
 """What happens in a run becomes OpenTelemetry spans, events and metrics; every name stands here.
 
-    phase_span ── rollout_span (invoke_agent) ── chat_span, tool_span, reward_span; event gen_ai.evaluation.result
-    update_spans: one span a step, under it one a group, linked to the rollouts that it trained
-    publish_span: new weights to the engine
+    phase_span ── rollout_span (invoke_agent) ── chat, execute_tool (made where calls are recorded), reward_span
+                  its reward is an event gen_ai.evaluation.result
+    update_spans  one span a step, under it one a group, linked to the rollouts that it trained
+    publish_span  new weights to the engine
 
 Only the OpenTelemetry API is used: without an SDK every call is a no-op of microseconds. Spans take plain values, no
 records. Prompts and completions are left out unless the user asks for them. The names under `gen_ai` are those of the
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from opentelemetry import context, metrics, propagate, trace
-from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from opentelemetry.trace import Link, Span, SpanContext, Status, StatusCode, TraceFlags
 
 SCOPE = "agenttrain"
 """Name of the tracer and the meter, and the value of gen_ai.provider.name for the policy."""
@@ -143,58 +144,6 @@ def rollout_span(
         GROUP_ID: group,
     }
     return tracer().start_as_current_span(f"invoke_agent {graph}", attributes=attributes)
-
-
-def chat_span(
-    model: str,
-    *,
-    role: str,
-    turn_id: str,
-    rollout_id: str = "",
-    temperature: float | None = None,
-    max_tokens: int | None = None,
-) -> AbstractContextManager[Span]:
-    """One model call; `chat_ended` says what came of it."""
-    attributes: dict[str, str | int | float] = {
-        OPERATION: "chat",
-        PROVIDER: SCOPE,
-        REQUEST_MODEL: model,
-        CONVERSATION_ID: rollout_id,
-        ROLE: role,
-        TURN_ID: turn_id,
-    }
-    if temperature is not None:
-        attributes[REQUEST_TEMPERATURE] = temperature
-    if max_tokens is not None:
-        attributes[REQUEST_MAX_TOKENS] = max_tokens
-    return tracer().start_as_current_span(f"chat {model}", kind=SpanKind.CLIENT, attributes=attributes)
-
-
-def chat_ended(
-    span: Span | None,
-    *,
-    model: str,
-    role: str,
-    input_tokens: int,
-    output_tokens: int,
-    seconds: float,
-    finish_reason: str = "stop",
-    weight_version: int | None = None,
-) -> None:
-    """What came of a model call, on its span and in the metrics."""
-    if span is not None and span.is_recording():
-        span.set_attributes(
-            {INPUT_TOKENS: input_tokens, OUTPUT_TOKENS: output_tokens, FINISH_REASONS: (finish_reason,)}
-        )
-        if weight_version is not None:
-            span.set_attribute(WEIGHT_VERSION, weight_version)
-    instruments().chat(model, role, input_tokens=input_tokens, output_tokens=output_tokens, seconds=seconds)
-
-
-def tool_span(name: str, *, call_id: str = "") -> AbstractContextManager[Span]:
-    """One execution of a tool."""
-    attributes = {OPERATION: "execute_tool", TOOL_NAME: name, TOOL_CALL_ID: call_id}
-    return tracer().start_as_current_span(f"execute_tool {name}", attributes=attributes)
 
 
 def reward_span(rollout_id: str) -> AbstractContextManager[Span]:

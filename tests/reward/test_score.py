@@ -167,7 +167,19 @@ def test_results_that_are_scores(result: Any, value: float, comment: str) -> Non
 
 @pytest.mark.parametrize(
     "result",
-    [None, float("nan"), float("inf"), "1", {"comment": "x"}, {"score": None}, {"score": "1"}, [1.0], 1j, np.ones(2)],
+    [
+        None,
+        float("nan"),
+        float("inf"),
+        10**400,
+        "1",
+        {"comment": "x"},
+        {"score": None},
+        {"score": "1"},
+        [1.0],
+        1j,
+        np.ones(2),
+    ],
 )
 def test_results_that_are_none(result: Any) -> None:
     """Verifier and result are named; it never counts as 0."""
@@ -216,14 +228,14 @@ def test_a_policy_failure_passes_through_with_the_reward() -> None:
     assert [part.score for part in failure.reward.parts] == [0.0, 1.0]
 
 
-@pytest.mark.parametrize("hangs", [lambda state: time.sleep(1), lambda state: asyncio.sleep(1)])
+@pytest.mark.parametrize("hangs", [lambda state: time.sleep(5), lambda state: asyncio.sleep(5)])
 def test_a_verifier_that_hangs_is_left_behind(hangs: Any) -> None:
     """The caller goes on after the limit, and later calls are not held up."""
     began = time.monotonic()
     with pytest.raises(RewardError, match=r"Verifier 'v' took more than 0.05 s on task 't'"):
         reward_of(hangs, timeout_s=0.05)
     assert reward_of(by_own_names).score == 1.0
-    assert time.monotonic() - began < 0.9
+    assert time.monotonic() - began < 4
 
 
 def test_without_a_verifier_there_is_no_reward() -> None:

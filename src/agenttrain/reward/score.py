@@ -229,7 +229,10 @@ def _number(value: Any) -> float | None:
     """A bool, a real number, or an array's single number as a float; None for anything else."""
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         value = value.item()
-    return float(value) if isinstance(value, numbers.Real) else None
+    try:
+        return float(value) if isinstance(value, numbers.Real) else None
+    except OverflowError:
+        return math.inf
 
 
 def _is_decision(part: RewardPart) -> bool:
