@@ -142,7 +142,7 @@ def current_task() -> Task:
     except LookupError:
         raise LookupError(
             "No rollout is running here, so there is no current task. Call current_task() inside a node, tool or "
-            "verifier that agenttrain runs, or set one in a test: agenttrain.trainable.current_task_is(task)."
+            "verifier that agenttrain runs; a test sets one: from agenttrain.trainable import current_task_is."
         ) from None
 
 
