@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import functools
-import multiprocessing
 import pickle
 import sys
-import threading
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -241,60 +238,6 @@ def test_a_verifier_that_hangs_is_left_behind(hangs: Any) -> None:
 def test_without_a_verifier_there_is_no_reward() -> None:
     with pytest.raises(RewardError, match="there is no verifier"):
         score({}, task=TASK, state=STATE, timeout_s=1)
-
-
-def test_one_thread_serves_calls_one_after_the_other() -> None:
-    def thread(state: Any) -> dict[str, Any]:
-        return {"score": 1, "comment": str(threading.get_ident())}
-
-    comments = {reward_of(thread).parts[0].comment for _ in range(20)}
-    assert len(comments) == 1
-    assert comments != {str(threading.get_ident())}
-
-
-def test_verifiers_of_many_rollouts_run_at_once() -> None:
-    """Eight that wait for each other all get through."""
-    barrier = threading.Barrier(8)
-
-    def meet(state: Any) -> float:
-        barrier.wait(5)
-        return 1.0
-
-    scores: list[float] = []
-    callers = [threading.Thread(target=lambda: scores.append(reward_of(meet).score)) for _ in range(8)]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join()
-    assert scores == [1.0] * 8
-
-
-def test_context_variables_of_the_caller_are_seen() -> None:
-    """So that current_task() and the current span are there, in async verifiers too."""
-    variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable", default=0)
-    variable.set(7)
-
-    async def read(state: Any) -> int:
-        return variable.get()
-
-    assert reward_of(read).score == 7
-    assert reward_of(lambda state: variable.get()).score == 7
-
-
-def _score_in_child(queue: Any) -> None:
-    queue.put(reward_of(by_own_names, timeout_s=5).score)
-
-
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_process_scores_too() -> None:
-    """The threads of the parent are not waited for."""
-    reward_of(by_own_names)
-    fork = multiprocessing.get_context("fork")
-    queue = fork.Queue()
-    child = fork.Process(target=_score_in_child, args=(queue,))
-    child.start()
-    assert queue.get(timeout=10) == 1.0
-    child.join()
 
 
 def made(*parts: tuple[str, float, float]) -> Reward:

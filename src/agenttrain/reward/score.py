@@ -1,28 +1,22 @@
 """Verifiers and the last state become a Reward with its parts.
 
 A verifier gets its arguments by name and answers with a finite number, or the rollout has no reward: an exception, a
-time limit or a wrong result is a RewardError that names the verifier, never a score of 0. Each verifier runs on a
-daemon thread that is abandoned when it hangs, so that the caller goes on. Code that holds the interpreter lock without
-ever giving it back can't be timed out here.
+time limit or a wrong result is a RewardError that names the verifier, never a score of 0.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
 import functools
 import inspect
 import math
 import numbers
-import os
-import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from queue import Empty, SimpleQueue
-from typing import Any, Literal
+from typing import Any
 
 from agenttrain.errors import PolicyFailure, RewardError, RolloutStop
 from agenttrain.records import Reward, RewardPart, Task
+from agenttrain.reward.time_limit import OutOfTime, Raised, in_time
 
 ARGUMENTS = ("task", "state", "inputs", "outputs", "reference_outputs", "reference")
 """The names a verifier may ask for; the later ones are LangSmith's, for input, last state and reference."""
@@ -184,14 +178,14 @@ def _answer(name: str, verifier: Callable[..., Any], task: Task, state: Any, tim
     args = [values[key] for key in binding.by_position]
     call = functools.partial(verifier, *args, **{key: values[key] for key in binding.by_keyword})
     try:
-        return _in_time(call, timeout_s)
+        return in_time(call, timeout_s)
     except (PolicyFailure, RolloutStop):
         raise
-    except _OutOfTime:
+    except OutOfTime:
         raise RewardError(
             f"Verifier {name!r} took more than {timeout_s:g} s on task {task.id!r}. Make it faster, or raise its limit."
         ) from None
-    except _Raised as raised:
+    except Raised as raised:
         error = raised.error
         raise RewardError(
             f"Verifier {name!r} raised {type(error).__name__} on task {task.id!r}: {error}. Handle it in the verifier; "
@@ -242,84 +236,3 @@ def _is_decision(part: RewardPart) -> bool:
 def _short(result: Any) -> str:
     text = repr(result)
     return text if len(text) <= 200 else f"{text[:200]}…"
-
-
-class _OutOfTime(Exception):
-    """The call went on past its time."""
-
-
-class _Raised(Exception):
-    """The call raised `error`."""
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-_Outcome = tuple[Literal["returned", "raised"], Any]
-_Job = tuple[contextvars.Context, Callable[[], Any], "SimpleQueue[_Outcome]"]
-
-
-def _in_time(call: Callable[[], Any], timeout_s: float | None) -> Any:
-    """Run a call on a worker and wait for it; a call that hangs is left behind with its worker."""
-    outcome: SimpleQueue[_Outcome] = SimpleQueue()
-    _worker().jobs.put((contextvars.copy_context(), call, outcome))
-    try:
-        how, value = outcome.get(timeout=timeout_s)
-    except Empty:
-        raise _OutOfTime from None
-    if how == "returned":
-        return value
-    if isinstance(value, PolicyFailure | RolloutStop):
-        raise value
-    raise _Raised(value)
-
-
-class _Worker(threading.Thread):
-    """Takes one call at a time, and offers itself again after each."""
-
-    def __init__(self) -> None:
-        super().__init__(name="agenttrain-verifier", daemon=True)
-        self.jobs: SimpleQueue[_Job] = SimpleQueue()
-        self._loop: asyncio.Runner | None = None
-
-    def run(self) -> None:
-        while True:
-            context, call, outcome = self.jobs.get()
-            answer = self._outcome(context, call)
-            del context, call
-            _idle.append(self)  # before the answer, so that whoever waits for it finds this worker free
-            outcome.put(answer)
-            del answer, outcome
-
-    def _outcome(self, context: contextvars.Context, call: Callable[[], Any]) -> _Outcome:
-        try:
-            result = context.run(call)
-            return "returned", self._awaited(result, context) if inspect.isawaitable(result) else result
-        except BaseException as error:  # whatever a verifier raises is its own, SystemExit too
-            return "raised", error
-
-    def _awaited(self, result: Awaitable[Any], context: contextvars.Context) -> Any:
-        if self._loop is None:
-            self._loop = asyncio.Runner()
-        return self._loop.run(_await(result), context=context)
-
-
-async def _await(result: Awaitable[Any]) -> Any:
-    return await result
-
-
-_idle: list[_Worker] = []
-
-
-def _worker() -> _Worker:
-    """A free worker, or a new one."""
-    try:
-        return _idle.pop()
-    except IndexError:
-        worker = _Worker()
-        worker.start()
-        return worker
-
-
-os.register_at_fork(after_in_child=_idle.clear)  # threads don't survive a fork
