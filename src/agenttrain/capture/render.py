@@ -179,7 +179,7 @@ class TemplateRenderer(_Reader):
         self._folder, self._history = folder, history
         self.supports_tools = parser is not None and "tools" in template_of(tokenizer)
         self._suffixes = _Lru()
-        self._suffix_needs_tools = True
+        self._suffix_needs_tools = self._suffix_needs_ids = True
         self._close_id, self._close_text = self._end_of_turn()
 
     def render(self, messages: Sequence[Message], tools: Tools) -> Ids:
@@ -196,8 +196,9 @@ class TemplateRenderer(_Reader):
         if self._history == "template" and self._drops(response_ids, new_messages):
             return None
         closed = bool(response_ids) and response_ids[-1] in self.stop_ids
-        key = _key(new_messages, tools if self._suffix_needs_tools else ())
-        suffix = self._suffixes.get(key, lambda: self._suffix(new_messages, tools))
+        new = new_messages if self._suffix_needs_ids else _without_ids(new_messages)
+        tools = tools if self._suffix_needs_tools else ()
+        suffix = self._suffixes.get(_key(new, tools), lambda: self._suffix(new, tools))
         return prompt_ids + response_ids + (() if closed else (self._close_id,)) + suffix
 
     def probe(self) -> None:
@@ -209,7 +210,12 @@ class TemplateRenderer(_Reader):
         conversations = [each for each in CONVERSATIONS if self.supports_tools or not each.tools]
         conversations = [each for each in conversations if not each.optional or self._takes(each)]
         _refuse(bridge_fault(self, conversations), self._folder, self.family)
-        self._suffix_needs_tools = any(self._differs_without_tools(each) for each in conversations if each.tools)
+        # What the template does not write need not tell one rendering from another: siblings see the same results.
+        last = [(each.messages[-1:], each.tools) for each in conversations if each.tools]
+        self._suffix_needs_tools = any(self._suffix(new, tools) != self._suffix(new, ()) for new, tools in last)
+        self._suffix_needs_ids = any(
+            self._suffix(new, tools) != self._suffix(_without_ids(new), tools) for new, tools in last
+        )
         self._suffixes = _Lru()
 
     def _takes(self, conversation: Conversation) -> bool:
@@ -220,13 +226,9 @@ class TemplateRenderer(_Reader):
             return False
         return True
 
-    def _differs_without_tools(self, conversation: Conversation) -> bool:
-        new = conversation.messages[-1:]
-        return self._suffix(new, conversation.tools) != self._suffix(new, ())
-
     def _suffix(self, new_messages: Sequence[Message], tools: Tools) -> Ids:
         """The ids that follow the end-of-turn id of an assistant message which the new messages answer."""
-        text = self._text([*_opening(new_messages), *new_messages], tools if self._suffix_needs_tools else ())
+        text = self._text([*_opening(new_messages), *new_messages], tools)
         end = text.index(self._close_text, text.index(MARKER)) + len(self._close_text)
         return self._encode(text[end:])
 
@@ -355,6 +357,11 @@ def _refuse(fault: str | None, folder: Path, family: str) -> None:
 
 def _key(messages: Sequence[Message], tools: Tools) -> str:
     return json.dumps([messages, tools], default=str, separators=(",", ":"))
+
+
+def _without_ids(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages without the ids of tool calls, which differ in every rollout."""
+    return [{name: value for name, value in message.items() if name != "tool_call_id"} for message in messages]
 
 
 def _clean(messages: Sequence[Message]) -> list[dict[str, Any]]:

@@ -1,0 +1,300 @@
+"""What was put is read back equal, whatever happens to the process that wrote it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agenttrain.capture.store import Intent, SqliteStore, read_store
+from agenttrain.errors import CaptureError, RunError
+from agenttrain.records import (
+    RECORD_VERSION,
+    CallSite,
+    Reward,
+    RewardPart,
+    Rollout,
+    RolloutRequest,
+    RolloutResult,
+    Sample,
+    Sampling,
+    Task,
+    Trajectory,
+    Turn,
+    TurnSpan,
+)
+
+LOGPROBS = st.floats(max_value=0.0, allow_nan=False)
+IDS = st.integers(0, 2**31 - 1)
+
+
+def turn(id: str = "a", rollout_id: str = "r", **more: Any) -> Turn:
+    return Turn(
+        **{
+            "id": id, "rollout_id": rollout_id, "index": 0, "role": "trained", "role_reason": "default",
+            "site": CallSite(node="agent", tags=("x", "y")), "prompt_ids": (1, 2), "response_ids": (3,),
+            "response_logprobs": (-0.1,), "weight_versions": (0,), "break_cause": "first_turn",
+            "sampling": Sampling(temperature=1.0, max_tokens=9, seed=2**63 - 1, stop_ids=(2,)),
+        }
+        | more
+    )  # fmt: skip
+
+
+def result(*, rollout_id: str = "r", task: Task | None = None) -> RolloutResult:
+    trajectory = Trajectory(
+        rollout_id=rollout_id, index=0, prompt_ids=(1, 2), response_ids=(3, 4), response_mask=(1, 0),
+        response_logprobs=(-0.1, 0.0), weight_versions=(0, -1), break_cause="first_turn",
+        spans=(TurnSpan(turn_id="a", start=0, end=1, trained=True),),
+    )  # fmt: skip
+    reward = Reward(score=0.5, parts=(RewardPart(name="answer", score=0.5, comment="half"),))
+    return RolloutResult(
+        request=RolloutRequest(task=task or Task(id="t", input={"messages": ["hi"]}), phase="train", step=1, seed=7),
+        rollout=Rollout(
+            id=rollout_id, task_id="t", phase="train", step=1, sibling=0, attempt=0, status="completed", reward=reward,
+            started_at=1.5,
+        ),
+        turns=(turn(rollout_id=rollout_id),),
+        trajectories=(trajectory,),
+        samples=(
+            Sample(
+                prompt_ids=(1, 2), response_ids=(3, 4), response_mask=(1, 0), response_logprobs=(-0.1, 0.0),
+                reward_score=0.5, num_turns=1, metrics={"seconds": 1.0},
+                extra_fields={"rollout_id": rollout_id, "reward_extra_info": {"answer": 0.5}},
+            ),
+        ),
+    )  # fmt: skip
+
+
+def test_a_result_is_read_back_equal(tmp_path: Path) -> None:
+    store, written = SqliteStore(tmp_path), result()
+    store.put_turn(written.turns[0])
+    store.put_result(written)
+    store.close()
+    view = read_store(tmp_path)
+    assert list(view.results()) == [written]
+    assert view.rollouts() == (written.rollout,)
+    assert view.rollout("r") == written.rollout
+    assert view.turns("r") == written.turns
+    assert view.trajectories("r") == written.trajectories
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(IDS, LOGPROBS, st.integers(0, 2**31 - 1)), max_size=8), st.lists(IDS, max_size=8))
+def test_ids_and_log_probabilities_come_back_exactly(
+    tmp_path_factory: pytest.TempPathFactory, sampled: list[tuple[int, float, int]], prompt: list[int]
+) -> None:
+    folder = tmp_path_factory.mktemp("store")
+    ids, logprobs, versions = zip(*sampled, strict=True) if sampled else ((), (), ())
+    written = turn(prompt_ids=tuple(prompt), response_ids=ids, response_logprobs=logprobs, weight_versions=versions)
+    store = SqliteStore(folder)
+    store.put_turn(written)
+    store.close()
+    (read,) = read_store(folder).turns("r")
+    assert read == written
+    assert [value.hex() for value in read.response_logprobs] == [value.hex() for value in logprobs]
+
+
+def test_an_auxiliary_turn_without_ids_or_sampling_is_read_back_equal(tmp_path: Path) -> None:
+    written = turn(
+        role="auxiliary", prompt_ids=(), response_ids=(), response_logprobs=(), weight_versions=(), sampling=None
+    )
+    store = SqliteStore(tmp_path)
+    store.put_turn(written)
+    store.close()
+    assert read_store(tmp_path).turns("r") == (written,)
+
+
+def test_a_call_without_a_turn_is_lost(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path)
+    store.put_intent(turn_id="a", rollout_id="r", started_at=1.0)
+    store.put_intent(turn_id="b", rollout_id="r", started_at=2.0)
+    store.put_turn(turn("a"))
+    store.flush()
+    assert read_store(tmp_path).lost_calls() == (Intent(turn_id="b", rollout_id="r", started_at=2.0),)
+    assert len(read_store(tmp_path).intents()) == 2
+    store.close()
+
+
+def test_an_equal_record_may_be_put_again(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path)
+    for _ in range(2):
+        store.put_turn(turn())
+        store.put_result(result())
+        store.put_intent(turn_id="a", rollout_id="r", started_at=1.0)
+    store.close()
+    assert len(read_store(tmp_path).turns("r")) == 1
+
+
+def test_a_different_record_under_one_id_is_refused_and_so_is_all_after_it(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path)
+    store.put_turn(turn())
+    store.flush()
+    store.put_turn(turn(response_logprobs=(-0.2,)))
+    with pytest.raises(CaptureError, match="a was put into turns twice with different content"):
+        store.flush()
+    with pytest.raises(CaptureError):
+        store.put_turn(turn("b"))
+    with pytest.raises(CaptureError):
+        store.close()
+    assert read_store(tmp_path).turns("r") == (turn(),)
+
+
+def test_the_files_of_several_processes_are_merged(tmp_path: Path) -> None:
+    one, two = SqliteStore(tmp_path), SqliteStore(tmp_path)
+    one.put_turn(turn("a", index=0))
+    two.put_turn(turn("b", index=1))
+    two.put_turn(turn("a", index=0))
+    one.flush()
+    two.flush()
+    assert [each.id for each in read_store(tmp_path).turns("r")] == ["a", "b"]
+    one.close()
+    two.close()
+
+
+def test_two_processes_with_different_records_under_one_id_are_told(tmp_path: Path) -> None:
+    for logprob in (-0.1, -0.2):
+        store = SqliteStore(tmp_path)
+        store.put_turn(turn(response_logprobs=(logprob,)))
+        store.close()
+    with pytest.raises(CaptureError, match="two different records of a in turns"):
+        read_store(tmp_path).turns("r")
+
+
+def test_a_task_is_kept_as_it_was_when_it_was_put(tmp_path: Path) -> None:
+    """Graphs change their input in place."""
+    messages = ["hi"]
+    store = SqliteStore(tmp_path)
+    store.put_result(result(task=Task(id="t", input={"messages": messages})))
+    messages.append("changed")
+    store.close()
+    (read,) = read_store(tmp_path).results()
+    assert read.request.task.input == {"messages": ["hi"]}
+
+
+def test_what_json_cant_hold_is_kept_as_its_repr(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path)
+    store.put_result(result(task=Task(id="t", input={"when": {1, 2}})))
+    store.close()
+    (read,) = read_store(tmp_path).results()
+    assert read.request.task.input == {"when": "{1, 2}"}
+
+
+def test_what_was_flushed_survives_kill_9(tmp_path: Path) -> None:
+    """The WAL of a killed process is hot: it holds what the file does not."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "flushed\n"
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    child.stdout.close()
+    (path,) = tmp_path.glob("*.db")
+    assert path.with_name(path.name + "-wal").stat().st_size > 0
+    assert [call.turn_id for call in read_store(tmp_path).lost_calls()] == [str(i) for i in range(100)]
+
+
+WRITER = textwrap.dedent(
+    """
+    import sys, time
+    from pathlib import Path
+    from agenttrain.capture.store import SqliteStore
+
+    store = SqliteStore(Path(sys.argv[1]))
+    for i in range(100):
+        store.put_intent(turn_id=str(i), rollout_id="r", started_at=float(i))
+    store.flush()
+    print("flushed", flush=True)
+    time.sleep(60)
+    """
+)
+
+FULL = textwrap.dedent(
+    """
+    import resource, signal, sys
+    from pathlib import Path
+    from agenttrain.capture.store import SqliteStore, read_store
+    from agenttrain.errors import RunError
+
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    store = SqliteStore(Path(sys.argv[1]))
+    store.put_intent(turn_id="before", rollout_id="r", started_at=0.0)
+    store.flush()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+    for i in range(20_000):
+        try:
+            store.put_intent(turn_id=str(i), rollout_id="r" * 100, started_at=float(i))
+        except RunError:
+            break
+    for act in (store.flush, lambda: store.put_intent(turn_id="x", rollout_id="r", started_at=0.0), store.close):
+        try:
+            act()
+        except RunError as error:
+            print(str(error))
+    print(read_store(Path(sys.argv[1])).intents()[0].turn_id)
+    """
+)
+
+
+def test_a_full_disk_is_told_at_every_put_and_flush_and_loses_nothing_before(tmp_path: Path) -> None:
+    """The size limit of a process stands in for a full disk: SQLite sees a write that fails."""
+    told = subprocess.run([sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, check=True)
+    *errors, first = told.stdout.splitlines()
+    assert first == "before"
+    assert len(errors) == 3
+    assert all("can't be written" in error and "agenttrain fit --resume" in error for error in errors)
+
+
+def test_a_folder_that_cant_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="can't be made"):
+        SqliteStore(tmp_path / "file" / "rollouts")
+
+
+def test_a_closed_store_refuses_puts_and_may_be_closed_again(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path)
+    store.close()
+    store.close()
+    with pytest.raises(RunError, match="was closed"):
+        store.put_turn(turn())
+
+
+def test_records_of_a_higher_version_are_refused(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path)
+    store.close()
+    connection = sqlite3.connect(store.path)
+    connection.execute(f"PRAGMA user_version={RECORD_VERSION + 1}")
+    connection.close()
+    with pytest.raises(RunError, match=f"records of version {RECORD_VERSION + 1}, and this agenttrain reads up to"):
+        read_store(tmp_path)
+
+
+def test_a_damaged_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "1-a.db").write_bytes(b"no database at all" * 100)
+    with pytest.raises(RunError, match=r"1-a\.db can't be read"):
+        read_store(tmp_path)
+
+
+def test_a_process_that_was_killed_before_its_first_record_left_nothing(tmp_path: Path) -> None:
+    (tmp_path / "1-a.db").write_bytes(b"")
+    assert read_store(tmp_path).rollouts() == ()
+
+
+def test_a_missing_folder_and_a_missing_rollout_are_told(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="is no folder"):
+        read_store(tmp_path / "nowhere")
+    store = SqliteStore(tmp_path)
+    store.put_result(replace(result(), turns=()))
+    store.close()
+    with pytest.raises(RunError, match=r"no finished rollout 'x'\. Rollouts there: r"):
+        read_store(tmp_path).rollout("x")
