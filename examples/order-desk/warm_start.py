@@ -34,6 +34,8 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config,
 SEED = 1
 VOCABULARY = 672
 """At most; the texts give fewer."""
+CONTEXT_LENGTH = 2048
+
 STEPS = 1200
 DEMONSTRATIONS = 20
 """Demonstrations in a batch."""
@@ -213,7 +215,11 @@ def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     )
     bpe.train_from_iterator(texts, trainer)
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|endoftext|>", clean_up_tokenization_spaces=False
+        tokenizer_object=bpe,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        clean_up_tokenization_spaces=False,
+        model_max_length=CONTEXT_LENGTH,
     )
     tokenizer.chat_template = TEMPLATE
     return tokenizer
@@ -287,7 +293,7 @@ def new_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=32,
-        max_position_embeddings=2048,
+        max_position_embeddings=CONTEXT_LENGTH,
         tie_word_embeddings=True,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         bos_token_id=None,
@@ -435,8 +441,13 @@ def train(model: Qwen3ForCausalLM, rows: Rows) -> None:
 def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
     """Write the policy as a Hugging Face folder, in half precision."""
     model.half().save_pretrained(out)
+    (out / "model.safetensors").chmod(0o644)
     GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id).save_pretrained(out)
     tokenizer.save_pretrained(out)
+    settings = json.loads((out / "tokenizer_config.json").read_text())
+    settings.pop("backend", None)  # with the class's older name, releases before transformers 5 load the folder too
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    (out / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
 
 
 def main() -> None:

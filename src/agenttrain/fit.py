@@ -26,7 +26,7 @@ from agenttrain.capture.store import SqliteStore, StoreView, read_store
 from agenttrain.errors import RunError
 from agenttrain.pool import RolloutPool
 from agenttrain.prepare import Job, provenance
-from agenttrain.promotion.compare import paired_difference
+from agenttrain.promotion.compare import Outcome, paired_difference, strict_values
 from agenttrain.promotion.summary import last_attempts, summarize
 from agenttrain.protocols import Engine, EngineContext, OnDone, Trainer, TrainerContext
 from agenttrain.records import Phase, RolloutRequest, RolloutResult, RolloutSpec, StepResult, Task
@@ -214,7 +214,7 @@ class Fit:
                 f"whole: make room, then agenttrain fit --resume {self.run.id}."
             ) from error
         self.run.prune_checkpoints(self.job.config.checkpoint.keep)
-        self.job.plugins.observe("agenttrain_checkpoint_written", step=step, folder=str(target))
+        self.job.plugins.observe("agenttrain_checkpoint_written", step=step, folder=target)
 
     @contextmanager
     def _saved_when_stopped(self) -> Iterator[None]:
@@ -235,7 +235,7 @@ class Fit:
         config, rows = self.job.config, self.run.metrics()
         view = read_store(self.run.rollouts)
         difference = paired_difference(
-            successes(view, "baseline", self.job.held_out), successes(view, "held_out", self.job.held_out)
+            self._successes(view, "baseline"), self._successes(view, "held_out")
         )
         stats = self.trainer.engine_stats()
         report = fit_report(
@@ -253,6 +253,12 @@ class Fit:
         report["seeds"] = "per token" if config.engine.name == "local" else "per call, where the engine takes one"
         self.run.write_report(report, fit_text(report))
         return report
+
+    def _successes(self, view: StoreView, phase: Phase) -> Mapping[str, Sequence[float]]:
+        """Task id to the strict success of each repeat; a place that failed to the end counts 0."""
+        rollouts = last_attempts(rollout for rollout in view.rollouts() if rollout.phase == phase)
+        outcomes = [Outcome(task_id=r.task_id, repeat=r.sibling, value=float(r.success)) for r in rollouts]
+        return strict_values(outcomes, [task.id for task in self.job.held_out], self.job.config.eval.repeats)
 
     def _facts(self, view: StoreView) -> RunFacts:
         job = self.job
@@ -438,15 +444,6 @@ def groups_of(step: StepResult, results: Sequence[RolloutResult]) -> dict[str, l
             ids = (result.rollout.trace_id, result.rollout.span_id)
             groups.setdefault(result.rollout.task_id, []).append(ids)
     return groups
-
-
-def successes(view: StoreView, phase: str, tasks: Sequence[Task]) -> dict[str, list[float]]:
-    """Task id to the strict successes of its repeats; a place that failed to the end counts 0."""
-    found: dict[str, list[float]] = {task.id: [] for task in tasks}
-    for rollout in last_attempts(r for r in view.rollouts() if r.phase == phase):
-        if rollout.task_id in found:
-            found[rollout.task_id].append(float(rollout.success))
-    return found
 
 
 def dropped_by_step(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:

@@ -22,6 +22,7 @@ from agenttrain.graph.load import LoadedGraph, load_graph, load_module, source_f
 from agenttrain.plugins import Plugins
 from agenttrain.protocols import Renderer
 from agenttrain.records import Task
+from agenttrain.reward.score import check_verifiers
 from agenttrain.tasks import check_against_schema, few_tasks_warning, read_tasks, split_tasks
 from agenttrain.trainable import Trainable
 
@@ -83,7 +84,7 @@ def prepare(
     plugins.trainer(config.trainer.name)
     plugins.engine(config.engine.name)
     plugins.advantage(config.trainer.advantage)
-    _needs_verifier(noted, target)
+    _check_verifier(noted, target)
     tasks = read_tasks(task_file or _task_file(config, noted, target))
     train, held_out = split_tasks(tasks)
     if task_file is not None:
@@ -94,7 +95,7 @@ def prepare(
     if not chosen:
         raise TaskError(f"{target} has no held-out task to evaluate on. Give some rows split = \"held_out\".")
     with loaded.open() as graph:
-        check_against_schema((*train, *chosen), graph.input_schema(), graph.context_schema())
+        warnings = check_against_schema((*train, *chosen), graph.input_schema(), graph.context_schema())
     model = model_folder(config) if needs_policy else None
     renderer = _renderer(config, model) if model is not None else None
     return Job(
@@ -105,7 +106,7 @@ def prepare(
         held_out=chosen,
         model=model,
         renderer=renderer,
-        notes=_notes(chosen, renderer),
+        notes=(*warnings, *_notes(chosen, renderer)),
     )
 
 
@@ -184,12 +185,13 @@ def _task_file(config: Config, noted: Trainable | None, target: str) -> Path:
     return Path(config.tasks)
 
 
-def _needs_verifier(noted: Trainable | None, target: str) -> None:
+def _check_verifier(noted: Trainable | None, target: str) -> None:
     if noted is None or not noted.verifiers:
         raise ConfigError(
             f"{target} names no verifier, and without one no rollout has a reward. "
             "Decorate the graph: @trainable(verifier=…), a function (task, state) that gives a bool or a number."
         )
+    check_verifiers(noted.verifiers)
 
 
 def _renderer(config: Config, model: Path) -> Renderer:

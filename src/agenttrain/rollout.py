@@ -140,7 +140,6 @@ class Runner:
             limits=RecorderLimits(turns=limits.turns, tokens=limits.tokens, seconds=limits.seconds),
             tracer=telemetry.tracer(),
             model_name=self.model_name,
-            on_turn=self._observe_turn,
         )
         flight = _Flight(request=request, recorder=recorder, started_at=time.time())
         self._flights[request.rollout_id] = flight

@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import importlib.util
 import json
+import os
 import re
 import sys
 import threading
@@ -102,15 +103,15 @@ def source_files(loaded: LoadedGraph) -> list[Path]:
     files = {loaded.file}
     for name, module in list(sys.modules.items()):
         source = getattr(module, "__file__", None)
-        if source and name.partition(".")[0] != "agenttrain" and _is_local(Path(source), folder):
+        if source and name.partition(".")[0] != "agenttrain" and _is_local(source, folder):
             files.add(Path(source).resolve())
     return sorted(files)
 
 
-def _is_local(source: Path, folder: Path) -> bool:
-    if source.suffix != ".py" or not source.is_relative_to(folder):
+def _is_local(source: str, folder: Path) -> bool:
+    if not source.endswith(".py") or not source.startswith(f"{folder}{os.sep}"):
         return False
-    parts = source.relative_to(folder).parts
+    parts = Path(source).relative_to(folder).parts
     return "site-packages" not in parts and not any(part.startswith(".") for part in parts)
 
 
@@ -158,7 +159,7 @@ def _imported(file: Path) -> ModuleType:
         raise
     except (Exception, SystemExit) as error:
         for name in set(sys.modules) - before:
-            if _is_local(Path(getattr(sys.modules[name], "__file__", None) or "/"), root):
+            if _is_local(getattr(sys.modules[name], "__file__", None) or "", root):
                 del sys.modules[name]
         raise GraphError(_import_error_text(file, error)) from error
 
@@ -197,15 +198,11 @@ def _first_on_path(folder: Path) -> Iterator[None]:
 def _forget_namesakes(root: Path) -> None:
     """Drop modules of graphs loaded before from other folders that this folder has under the same name."""
     others = {_import_root(file) for file in _modules} - {root}
-    for name, module in list(sys.modules.items()):
-        top = name.partition(".")[0]
-        source = getattr(module, "__file__", None)
-        if source and any(_is_local(Path(source), other) for other in others) and _has_module(root, top):
+    names = {path.stem for path in root.glob("*.py")} | {path.parent.name for path in root.glob("*/__init__.py")}
+    for name in [name for name in list(sys.modules) if name.partition(".")[0] in names]:
+        source = getattr(sys.modules[name], "__file__", None)
+        if source and any(_is_local(source, other) for other in others):
             del sys.modules[name]
-
-
-def _has_module(root: Path, name: str) -> bool:
-    return (root / f"{name}.py").is_file() or (root / name / "__init__.py").is_file()
 
 
 def _import_error_text(file: Path, error: BaseException) -> str:

@@ -28,6 +28,8 @@ from langgraph.types import Command
 from agenttrain.errors import AgenttrainError, GraphError
 from agenttrain.graph.intercept import outside_rollouts
 
+MAX_CLOSURE_VALUES = 500
+"""Looked at for each node when its middleware is sought."""
 Explain = Callable[[BaseException], GraphError]
 
 
@@ -249,19 +251,29 @@ def _tool_is_async_only(tool: Any) -> bool:
     return isinstance(tool, StructuredTool) and tool.func is None and tool.coroutine is not None
 
 
-def _closure_values(function: Any, depth: int = 3) -> Iterator[Any]:
-    """What a function's closure holds, through a few nested functions and lists."""
-    for cell in getattr(inspect.unwrap(function), "__closure__", None) or () if callable(function) else ():
+def _closure_values(function: Any) -> Iterator[Any]:
+    """What a function's closure holds, through the functions in it, wrapped ones and lists of them."""
+    waiting, seen = [function], set[int]()
+    while waiting and len(seen) < MAX_CLOSURE_VALUES:
+        value = waiting.pop()
+        if callable(value) and not isinstance(value, type):
+            value = inspect.unwrap(value)
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        yield value
+        if isinstance(value, (list, tuple)):
+            waiting.extend(value)
+        elif inspect.isfunction(value):
+            waiting.extend(_cell_values(value))
+
+
+def _cell_values(function: Any) -> Iterator[Any]:
+    for cell in function.__closure__ or ():
         try:
-            value = cell.cell_contents
+            yield cell.cell_contents
         except ValueError:
             continue
-        yield value
-        if depth and inspect.isfunction(value):
-            yield from _closure_values(value, depth - 1)
-        elif isinstance(value, (list, tuple)):
-            for item in value:
-                yield getattr(item, "__self__", item)
 
 
 def _middleware_is_async_only(value: Any) -> bool:
