@@ -164,6 +164,8 @@ def plain_tools(tools: Sequence[Any]) -> tuple[Plain, ...]:
 def _plain_tool(tool: Any) -> Plain:
     if isinstance(tool, Mapping) and tool.get("type") == "function" and "function" not in tool:
         return {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
+    if _is_server_tool(tool):
+        raise GraphError(_server_tool_text(tool))
     try:
         plain = dict(convert_to_openai_tool(tool))
     except Exception as error:
@@ -172,11 +174,22 @@ def _plain_tool(tool: Any) -> Plain:
             "Bind a function, a @tool or a pydantic class instead."
         ) from error
     if plain.get("type") != "function" or "function" not in plain:
-        raise GraphError(
-            f"The tool {_tool_name(tool)!r} runs on the provider's server, and the policy can only call functions of "
-            "yours. Bind a @tool that does the same, or give this call to your own model with auxiliary=[…]."
-        )
+        raise GraphError(_server_tool_text(tool))
     return plain
+
+
+def _is_server_tool(tool: Any) -> bool:
+    """A dict with a type of its own and no schema, such as {"type": "web_search_20250305", "name": "web_search"}."""
+    if not isinstance(tool, Mapping) or tool.get("type") in (None, "function", "object"):
+        return False
+    return not any(key in tool for key in ("function", "input_schema", "parameters", "toolSpec", "properties"))
+
+
+def _server_tool_text(tool: Any) -> str:
+    return (
+        f"The tool {_tool_name(tool)!r} runs on the provider's server, and the policy can only call functions of yours. "
+        "Bind a @tool that does the same, or give this call to your own model with auxiliary=[…]."
+    )
 
 
 def _tool_name(tool: Any) -> str:

@@ -6,6 +6,7 @@ built inside a node is found at its first call only. Nothing is called or change
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -56,6 +57,8 @@ def _parts(found: Any) -> list[Any]:
         return list(found)
     if isinstance(found, Mapping):
         return list(found.values())
+    if isinstance(found, functools.partial):
+        return [found.func, *found.args, *found.keywords.values()]
     if inspect.ismethod(found):
         return [found.__func__, *_attributes(found.__self__)]
     if inspect.isfunction(found):
