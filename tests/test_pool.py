@@ -203,12 +203,14 @@ def test_a_graph_that_does_not_return_is_given_up_and_tried_again() -> None:
     def act(request: RolloutRequest) -> Status:
         if request.attempt == 0 and request.task.id == "t0":
             release.wait(SOON_S)
+        if request.attempt == 1:
+            release.set()
+            time.sleep(0.05)
         return "completed"
 
     told: list[RolloutResult] = []
     with opened(FakeRunner(act), concurrency=1, seconds=0.2, grace_s=0.1) as pool:
         first, second = pool.run(None, [request_of(0), request_of(1)], told.append)
-        release.set()
         again = pool.run(None, [request_of(2)], told.append)
     assert (first.rollout.attempt, first.rollout.status, second.rollout.attempt) == (1, "completed", 0)
     assert [result.rollout.id for result in again] == ["train-1-t2-0-0"]
@@ -326,6 +328,29 @@ def test_ctrl_c_waits_no_longer_than_the_grace_for_a_stuck_graph() -> None:
             pool.run(None, [request_of(0)])
         assert not release.is_set()
         release.set()
+
+
+def test_a_rollout_that_is_about_to_begin_is_stopped_too() -> None:
+    """A thread that has taken its job but is not yet where `stop_all` reaches it does not run on."""
+    pressed, stops = threading.Event(), []
+
+    class BeginsSlowly(FakeRunner):
+        def stop_all(self) -> None:
+            for stop in list(stops):
+                stop.set()
+
+    def act(request: RolloutRequest) -> Status:
+        pressed.set()
+        time.sleep(0.05)
+        stops.append(stop := threading.Event())
+        return "aborted" if stop.wait(SOON_S / 2) else "completed"
+
+    runner = BeginsSlowly(act)
+    with opened(runner, should_stop=pressed.is_set) as pool:
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            pool.run(None, [request_of(0)])
+        assert time.monotonic() - began < SOON_S / 2
 
 
 def test_an_error_in_a_rollout_ends_the_run() -> None:
