@@ -187,7 +187,7 @@ def _is_server_tool(tool: Any) -> bool:
 
 def _server_tool_text(tool: Any) -> str:
     return (
-        f"The tool {_tool_name(tool)!r} runs on the provider's server, and the policy can only call functions of yours. "
+        f"The tool {_tool_name(tool)!r} runs on the provider's server, and the policy only calls functions of yours. "
         "Bind a @tool that does the same, or give this call to your own model with auxiliary=[…]."
     )
 

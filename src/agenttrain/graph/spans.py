@@ -16,6 +16,7 @@ from langgraph.errors import GraphBubbleUp
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, Status, StatusCode, Tracer
 
 from agenttrain.errors import RolloutStop
+from agenttrain.telemetry import ERROR_TYPE, OPERATION, TOOL_CALL_ID, TOOL_NAME
 
 
 class ToolSpans(BaseCallbackHandler):
@@ -42,9 +43,9 @@ class ToolSpans(BaseCallbackHandler):
         """Begin the span of one call."""
         self.n_tool_calls += 1
         name = str((serialized or {}).get("name") or kwargs.get("name") or "tool")
-        attributes = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": name}
+        attributes = {OPERATION: "execute_tool", TOOL_NAME: name}
         if call_id := kwargs.get("tool_call_id"):
-            attributes["gen_ai.tool.call.id"] = str(call_id)
+            attributes[TOOL_CALL_ID] = str(call_id)
         span = self._tracer.start_span(f"execute_tool {name}", kind=SpanKind.INTERNAL, attributes=attributes)
         if span.is_recording():
             self._spans[run_id] = span
@@ -71,6 +72,6 @@ class ToolSpans(BaseCallbackHandler):
     def _end(self, run_id: UUID, error_type: str | None, description: str) -> None:
         span = self._spans.pop(run_id, INVALID_SPAN)
         if error_type is not None:
-            span.set_attribute("error.type", error_type)
+            span.set_attribute(ERROR_TYPE, error_type)
             span.set_status(Status(StatusCode.ERROR, description))
         span.end()
