@@ -336,7 +336,7 @@ def test_a_rollout_that_is_about_to_begin_is_stopped_too() -> None:
 
     class BeginsSlowly(FakeRunner):
         def stop_all(self) -> None:
-            for stop in list(stops):
+            for stop in stops:
                 stop.set()
 
     def act(request: RolloutRequest) -> Status:
