@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from agenttrain import telemetry
 from agenttrain.alarms import Alarm, step_alarms, verifier_alarms
 from agenttrain.capture.store import SqliteStore, StoreView, read_store
-from agenttrain.errors import RunError
+from agenttrain.errors import RoleError, RunError
 from agenttrain.pool import RolloutPool
 from agenttrain.prepare import Job, provenance
 from agenttrain.promotion.compare import Outcome, paired_difference, strict_values
@@ -166,7 +166,17 @@ class Fit:
                 self._save(step.step)
             if loud:
                 raise RunStopped(self.run.id, "a loud alarm, and --stop-on-alarm was given")
-        self.runner.roles.refuse_unmatched()
+            self._refuse_unmatched_selectors()
+
+    def _refuse_unmatched_selectors(self) -> None:
+        """A selector that matched no call of a whole step is a mistake, not a rarity.
+
+        Raises:
+            RoleError: with the names seen.
+        """
+        unmatched = self.runner.roles.unmatched()
+        if unmatched:
+            raise RoleError(" ".join(unmatched))
 
     def _after_step(self, step: StepResult, baseline: Mapping[str, Any], wall_s: float) -> list[Alarm]:
         """Store, figures, alarms, telemetry: all of it before the next step."""
@@ -194,7 +204,7 @@ class Fit:
         return alarms
 
     def _mean_wall_s(self) -> float:
-        walls = [row["wall_s"] for row in self.run.metrics()[-5:]]
+        walls = [float(row["wall_s"]) for row in self.run.metrics()[-5:]]
         return sum(walls) / len(walls)
 
     def _save(self, step: int) -> None:
@@ -229,14 +239,10 @@ class Fit:
                 self._save(step)
             raise RunStopped(self.run.id, "stopped by Ctrl-C") from None
 
-    def _write_report(
-        self, baseline: Mapping[str, Any], trained: Mapping[str, Any], wall_s: float
-    ) -> dict[str, Any]:
+    def _write_report(self, baseline: Mapping[str, Any], trained: Mapping[str, Any], wall_s: float) -> dict[str, Any]:
         config, rows = self.job.config, self.run.metrics()
         view = read_store(self.run.rollouts)
-        difference = paired_difference(
-            self._successes(view, "baseline"), self._successes(view, "held_out")
-        )
+        difference = paired_difference(self._successes(view, "baseline"), self._successes(view, "held_out"))
         stats = self.trainer.engine_stats()
         report = fit_report(
             self._facts(view),
@@ -321,9 +327,7 @@ def evaluate(job: Job, run: RunFolder, *, watcher: Watcher) -> dict[str, Any]:
         if job.model is not None:
             engine = job.plugins.engine(config.engine.name)(EngineContext(config=config, model=str(job.model)))
             stack.callback(engine.close)
-        requests = evaluation_requests(
-            job.held_out, "eval", config.eval.repeats, config.eval.temperature, config.seed
-        )
+        requests = evaluation_requests(job.held_out, "eval", config.eval.repeats, config.eval.temperature, config.seed)
         watcher.began("eval", len(requests))
         results = pool.run(engine, requests, watcher.rollout_done)
         store.flush()

@@ -102,6 +102,14 @@ class Plugins:
             plugins._add(graph_module, Loaded(GRAPH_PLUGIN, "", ""), must_load=True)
         return plugins
 
+    def add(self, plugin: Any, name: str) -> None:
+        """Take a plugin that is no installed distribution: a module or an object with hook implementations.
+
+        Raises:
+            PluginError: it is broken, or registers a name that is taken.
+        """
+        self._add(plugin, Loaded(name, "", ""), must_load=True)
+
     @property
     def engines(self) -> Mapping[str, EngineFactory]:
         return self._by_name("engines")

@@ -19,9 +19,12 @@ from agenttrain.capture.render import open_renderer
 from agenttrain.config import Config, anchored, environment, find_file, read_file, resolve
 from agenttrain.errors import ConfigError, ModelError, TaskError
 from agenttrain.graph.load import LoadedGraph, load_graph, load_module, source_files
+from agenttrain.graph.models import models_of
+from agenttrain.graph.roles import RoleBook
+from agenttrain.graph.runnable import RunnableGraph
 from agenttrain.plugins import Plugins
 from agenttrain.protocols import Renderer
-from agenttrain.records import Task
+from agenttrain.records import CallSite, Task
 from agenttrain.reward.score import check_verifiers
 from agenttrain.tasks import check_against_schema, few_tasks_warning, read_tasks, split_tasks
 from agenttrain.trainable import Trainable
@@ -93,9 +96,11 @@ def prepare(
         held_out = train
     chosen = held_out[: config.eval.tasks] if config.eval.tasks else held_out
     if not chosen:
-        raise TaskError(f"{target} has no held-out task to evaluate on. Give some rows split = \"held_out\".")
+        raise TaskError(f'{target} has no held-out task to evaluate on. Give some rows split = "held_out".')
     with loaded.open() as graph:
-        warnings = check_against_schema((*train, *chosen), graph.input_schema(), graph.context_schema())
+        warnings = check_against_schema((*train, *chosen), graph.input_schema() or {}, graph.context_schema())
+        if needs_policy:
+            _refuse_second_model(graph, noted)
     model = model_folder(config) if needs_policy else None
     renderer = _renderer(config, model) if model is not None else None
     return Job(
@@ -181,7 +186,9 @@ def decorator_tables(noted: Trainable) -> dict[str, Any]:
 
 def _task_file(config: Config, noted: Trainable | None, target: str) -> Path:
     if config.tasks is None:
-        raise TaskError(f"{target} names no tasks. Say where they are: @trainable(tasks=\"tasks.jsonl\") or --tasks FILE.")
+        raise TaskError(
+            f'{target} names no tasks. Say where they are: @trainable(tasks="tasks.jsonl") or --tasks FILE.'
+        )
     return Path(config.tasks)
 
 
@@ -192,6 +199,15 @@ def _check_verifier(noted: Trainable | None, target: str) -> None:
             "Decorate the graph: @trainable(verifier=…), a function (task, state) that gives a bool or a number."
         )
     check_verifiers(noted.verifiers)
+
+
+def _refuse_second_model(graph: RunnableGraph, noted: Trainable | None) -> None:
+    """Tell at start what the first call of a second model would tell: that somebody has to say who answers it."""
+    if noted is not None and (noted.train or noted.frozen or noted.auxiliary):
+        return
+    roles = RoleBook()
+    for model_class, name, base_url in models_of(graph):
+        roles.role(CallSite(model_class=model_class, model_name=name, base_url=base_url))
 
 
 def _renderer(config: Config, model: Path) -> Renderer:

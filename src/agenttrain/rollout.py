@@ -18,8 +18,8 @@ from typing import Any
 from agenttrain import telemetry
 from agenttrain.as_is import AsIsRoles, NoEngine, NoRenderer
 from agenttrain.capture.recorder import Recorder, RecorderLimits
-from agenttrain.config import Config
-from agenttrain.errors import RewardError
+from agenttrain.config import Config, LimitsTable
+from agenttrain.errors import GraphError, RewardError
 from agenttrain.graph.intercept import Gate, open_gate, outside_rollouts, self_test
 from agenttrain.graph.load import LoadedGraph, load_graph, load_module
 from agenttrain.graph.roles import RoleBook
@@ -42,7 +42,7 @@ from agenttrain.records import (
 from agenttrain.reward.score import VerifierPolicyFailure, passes, score
 from agenttrain.reward.status import STATUS_RULES, Ending, is_rewarded, may_succeed, status_of
 from agenttrain.sample.build import build_samples
-from agenttrain.trainable import Limits, Trainable, current_task_is
+from agenttrain.trainable import Trainable, current_task_is
 from agenttrain.trajectory.tree import trajectories
 
 SUPERSTEPS_PER_TURN = 8
@@ -88,8 +88,8 @@ class Runner:
             engine: answers the policy's calls. None: there are none, the user's own models answer (as-is).
 
         Raises:
+            GraphError: a call that can't be answered (an image, a provider's own tool), or one that got past the gate.
             RoleError: a second model of which nothing was declared.
-            EscapeError: a model call got past the gate.
             PluginError: a plugin that decides raised.
         """
         with telemetry.rollout_span(
@@ -102,7 +102,7 @@ class Runner:
         ) as span:
             flight = self._take_off(request, engine)
             ending = self._run_graph(flight)
-            self._refuse()
+            self._refuse(ending)
             return self._land(flight, ending, span)
 
     def abandon(self, rollout_id: str, cause: str) -> RolloutResult | None:
@@ -117,8 +117,10 @@ class Runner:
         flight.recorder.stop(cause)
         return self._record(flight, Ending(stuck=True, stopped=cause), state=None, span=None)
 
-    def _refuse(self) -> None:
+    def _refuse(self, ending: GraphEnding) -> None:
         """End the run for what no rollout may do, even where the graph's own code caught it."""
+        if isinstance(ending.error, GraphError):
+            raise ending.error
         if self.roles.refused is not None:
             raise self.roles.refused
         if self.gate.first_escape is not None and not self.gate.allow_escapes:
@@ -286,13 +288,8 @@ class Runner:
         return self.noted.verifiers if self.noted is not None else {}
 
     @property
-    def limits(self) -> Limits:
-        return limits_of(self.config)
-
-
-def limits_of(config: Config) -> Limits:
-    """The limits of one rollout; the decorator's are already merged into the configuration."""
-    return Limits(turns=config.limits.turns, tokens=config.limits.tokens, seconds=config.limits.seconds)
+    def limits(self) -> LimitsTable:
+        return self.config.limits
 
 
 @contextmanager

@@ -16,7 +16,9 @@ def eval_command(
     run: Annotated[
         str, typer.Option("--run", help="Whose weights: a run's id or path, base, or as-is (the user's own models).")
     ] = "base",
-    tasks: Annotated[Path | None, typer.Option("--tasks", help="Task file; all its rows unless --split is given.")] = None,
+    tasks: Annotated[
+        Path | None, typer.Option("--tasks", help="Task file; all its rows unless --split is given.")
+    ] = None,
     split: Annotated[str | None, typer.Option("--split", help="train or held_out.")] = None,
     repeats: Annotated[int | None, typer.Option("--repeats", help="Rollouts of each task.")] = None,
     temperature: Annotated[float | None, typer.Option("--temperature", help="0 is greedy.")] = None,
@@ -45,9 +47,7 @@ def eval_command(
     )
     if tasks is not None and "tasks" not in flags.get("eval", {}):
         flags.setdefault("eval", {})["tasks"] = n_rows(tasks)
-    job = prepare(
-        graph, cwd=Path.cwd(), flags=flags, needs_policy=run != "as-is", task_file=tasks, split=split
-    )
+    job = prepare(graph, cwd=Path.cwd(), flags=flags, needs_policy=run != "as-is", task_file=tasks, split=split)
     progress = Progress(job)
     folder = new_run(RUNS, f"eval-{job.name}")
     progress.starts(folder, resumed=False)

@@ -36,7 +36,9 @@ def telemetry_from_environment(run_id: str) -> Iterator[None]:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    resource = Resource.create({"service.name": environment("OTEL_SERVICE_NAME") or "agenttrain", "agenttrain.run.id": run_id})
+    resource = Resource.create(
+        {"service.name": environment("OTEL_SERVICE_NAME") or "agenttrain", "agenttrain.run.id": run_id}
+    )
     tracing = TracerProvider(resource=resource)
     tracing.add_span_processor(BatchSpanProcessor(_span_exporter(exporter)))
     trace.set_tracer_provider(tracing)

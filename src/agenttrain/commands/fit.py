@@ -22,8 +22,12 @@ def fit_command(
     model: Model = None,
     tasks: Annotated[str | None, typer.Option("--tasks", help="Task file instead of the configured one.")] = None,
     resume: Annotated[str | None, typer.Option("--resume", help="Go on with a run: its id or path.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, print the plan, start nothing.")] = False,
-    stop_on_alarm: Annotated[bool, typer.Option("--stop-on-alarm", help="Save and end at the first loud alarm.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, print the plan, start nothing.")
+    ] = False,
+    stop_on_alarm: Annotated[
+        bool, typer.Option("--stop-on-alarm", help="Save and end at the first loud alarm.")
+    ] = False,
     seed: Seed = None,
     set_: Set = None,
     json: Json = False,
@@ -35,9 +39,7 @@ def fit_command(
     from agenttrain.prepare import prepare
     from agenttrain.run_folder import find_run, new_run
 
-    flags = flag_tables(
-        set_, model=model, tasks=tasks, seed=seed, trainer__name=trainer, engine__name=engine
-    )
+    flags = flag_tables(set_, model=model, tasks=tasks, seed=seed, trainer__name=trainer, engine__name=engine)
     run, saved = None, None
     if resume is not None:
         run = find_run(resume, RUNS)

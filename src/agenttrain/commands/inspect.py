@@ -23,11 +23,15 @@ TRAINED, FROZEN, CONTEXT = "bold green", "yellow", "dim"
 
 def inspect_command(
     run: Annotated[str, typer.Argument(help="Id or path of a run.", metavar="RUN")],
-    rollout: Annotated[str | None, typer.Argument(help="Id of a rollout, or the start of one.", metavar="ROLLOUT")] = None,
+    rollout: Annotated[
+        str | None, typer.Argument(help="Id of a rollout, or the start of one.", metavar="ROLLOUT")
+    ] = None,
     status: Annotated[str | None, typer.Option("--status", help="Only rollouts with this status.")] = None,
     phase: Annotated[str | None, typer.Option("--phase", help="baseline, train, held_out or eval.")] = None,
     limit: Annotated[int, typer.Option("--limit", help="Rollouts listed.", min=1)] = 20,
-    logprobs: Annotated[bool, typer.Option("--logprobs", help="A line per trained token with its log probability.")] = False,
+    logprobs: Annotated[
+        bool, typer.Option("--logprobs", help="A line per trained token with its log probability.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """List a run's rollouts, or show one: tokens coloured by mask, log probabilities, rewards, trajectories."""
@@ -181,7 +185,8 @@ def _show_path(console: Any, path: Trajectory, renderer: Renderer | None, *, log
                 version = path.weight_versions[position]
                 shown = _decoded((token,), renderer)
                 console.print(
-                    f"{position:>5} {token:>7} {path.response_logprobs[position]:>9.4f} v{version} {shown!r}", markup=False
+                    f"{position:>5} {token:>7} {path.response_logprobs[position]:>9.4f} v{version} {shown!r}",
+                    markup=False,
                 )
 
 

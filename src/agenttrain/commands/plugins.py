@@ -17,7 +17,9 @@ def plugins_command(json: Json = False) -> None:
     if json:
         print_json(
             {
-                "loaded": [{"name": p.name, "version": p.version, "distribution": p.distribution} for p in plugins.loaded],
+                "loaded": [
+                    {"name": p.name, "version": p.version, "distribution": p.distribution} for p in plugins.loaded
+                ],
                 "problems": [{"name": p.name, "reason": p.reason} for p in plugins.problems],
                 "engines": sorted(plugins.engines),
                 "trainers": sorted(plugins.trainers),

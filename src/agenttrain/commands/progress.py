@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
 
 from agenttrain.alarms import Alarm
 from agenttrain.commands.arguments import print_json
@@ -32,7 +33,8 @@ class Progress:
 
     def starts(self, run: RunFolder, *, resumed: bool) -> None:
         job = self.job
-        self._say(f"{'resuming' if resumed else 'run'} {run.id}: {len(job.train)} training tasks, {len(job.held_out)} evaluated")
+        verb = "resuming" if resumed else "run"
+        self._say(f"{verb} {run.id}: {len(job.train)} training tasks, {len(job.held_out)} evaluated")
         for note in job.notes:
             self._say(f"note: {note}", "yellow")
 
