@@ -131,6 +131,8 @@ class LocalEngine:
         self._waiting: list[Call] = []
         self._running: list[Call] = []
         self._sessions: set[str] = set()
+        self._open: set[Call] = set()
+        """Every call that has arrived and not ended."""
         self._failure: BaseException | None = None
         self._closed = False
         self._lock = threading.Lock()
@@ -285,6 +287,7 @@ class LocalEngine:
                 return False
             case Call():
                 self._sessions.add(item.session)
+                self._open.add(item)
                 self._waiting.append(item)
             case Release():
                 self._release(item.session)
@@ -294,7 +297,7 @@ class LocalEngine:
 
     def _release(self, session: str) -> None:
         self._sessions.discard(session)
-        for call in [call for call in (*self._waiting, *self._running) if call.session == session]:
+        for call in [call for call in self._open if call.session == session]:
             self._abort(call)
         if self._rows is not None:
             self._rows.free(session)
@@ -343,26 +346,24 @@ class LocalEngine:
         rows.ensure_length(min(longest, max(len(call.to_read) for call in self._waiting) + BLOCK))
         for call in self._waiting:
             ids = call.to_read
-            n = 0
             row: Row | None = None
-            own = rows.own_row(call.session, ids)
-            found = rows.find(ids, call.hashes)
-            if own is not None and (found is None or own[1] + BLOCK > found[1]):
-                row, n = own
-            else:
-                n = found[1] if found else 0
+            source = rows.own_row(call.session, ids)
+            if source is not None and 2 * source[1] >= len(source[0].ids):
+                row, n = source
+            else:  # another conversation of the session owns that row: leave it whole, and copy what is common
+                found = rows.find(ids, call.hashes)
+                source = max((s for s in (source, found) if s), key=lambda s: s[1], default=None)
+                n = source[1] if source else 0
                 soon = max((coming[block] for block in call.hashes if block in coming), default=0)
-                if soon - n >= WORTH_WAITING or len(self._running) + len(joining) >= MAX_ROWS:
-                    later.append(call)
-                    continue
-                row = rows.take(call.session, len(ids))
+                full = len(self._running) + len(joining) >= MAX_ROWS
+                row = None if full or soon - n >= WORTH_WAITING else rows.take(call.session, len(ids))
                 if row is None:
                     later.append(call)
                     continue
-                if found:
-                    copies.append((found[0], row, n))
+                if source is not None:
+                    copies.append((source[0], row, n))
             n = min(n, len(ids) - 1)
-            row.call, call.row, row.ids = call, row, ids[:n]
+            row.call, call.row, row.ids = call, row, row.ids[:n]
             rows.touch(row)
             self._counts["cached_ids"] += n
             if call.n_cached is None:
@@ -370,6 +371,8 @@ class LocalEngine:
             coming.update((block, (i + 1) * BLOCK) for i, block in enumerate(call.hashes))
             joining.append((call, n))
         rows.copy_prefixes(copies)
+        for call, n in joining:  # only now: a row's ids say what it holds, and others of the wave looked at them
+            _row(call).ids = call.to_read[:n]
         self._waiting = later
         return joining
 
@@ -497,6 +500,7 @@ class LocalEngine:
         )
 
     def _leave(self, call: Call) -> None:
+        self._open.discard(call)
         for calls in (self._running, self._waiting):
             if call in calls:
                 calls.remove(call)
@@ -512,7 +516,7 @@ class LocalEngine:
 
     def _end_all(self, end: Callable[[Call], None]) -> None:
         """End every call and refuse every update that is left, those still in the inbox too."""
-        left = [*self._running, *self._waiting]
+        left = [*self._open]
         while True:
             try:
                 item = self._inbox.get_nowait()
@@ -525,7 +529,7 @@ class LocalEngine:
         for call in left:
             if not call.future.done():
                 end(call)
-        self._running, self._waiting = [], []
+        self._open, self._running, self._waiting = set(), [], []
 
     # ── the cache ────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -179,15 +179,12 @@ class KVRows:
     # ── prefixes ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def own_row(self, session: str, prompt: list[int]) -> tuple[Row, int] | None:
-        """The session's idle row that shares the longest prefix with a prompt, and how long that is.
-
-        A row that would lose more than half of its ids stays as it is: another conversation of the session owns it.
-        """
+        """The session's idle row that shares the longest prefix with a prompt, and how long that is. None: no id."""
         best: tuple[Row, int] | None = None
         for row in self.rows:
             if row.session == session and row.call is None and row.ids:
                 n = common_prefix(row.ids, prompt)
-                if 2 * n >= len(row.ids) and (best is None or n > best[1]):
+                if n > (best[1] if best else 0):
                     best = (row, n)
         return best
 

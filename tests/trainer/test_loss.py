@@ -1,0 +1,79 @@
+"""The clipped loss and the weight of each token."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agenttrain.errors import SampleError
+from agenttrain.trainer.loss import LossMean, PolicyLoss, policy_loss, token_weights
+
+
+def loss_of(logprobs: torch.Tensor, old: list[float], advantages: list[float], weights: list[float]) -> PolicyLoss:
+    return policy_loss(
+        logprobs,
+        old_logprobs=torch.tensor(old, dtype=logprobs.dtype),
+        advantages=torch.tensor(advantages, dtype=logprobs.dtype),
+        weights=torch.tensor(weights, dtype=logprobs.dtype),
+        clip_low=0.2,
+        clip_high=0.28,
+    )
+
+
+def test_one_token_above_the_bound() -> None:
+    """Ratio 1.5, advantage 2: held at 1.28, no gradient."""
+    logprobs = torch.tensor([np.log(1.5)], dtype=torch.float64, requires_grad=True)
+    out = loss_of(logprobs, [0.0], [2.0], [1.0])
+    assert out.loss.item() == pytest.approx(-2.56)
+    assert out.n_clipped == 1
+    assert torch.autograd.grad(out.loss, logprobs)[0].item() == 0.0
+
+
+def test_a_ratio_on_the_harmless_side_is_free() -> None:
+    """Ratio 0.5 with a positive advantage, and 1.5 with a negative one: both pull, and neither is clipped."""
+    logprobs = torch.tensor([np.log(0.5), np.log(1.5)], dtype=torch.float64, requires_grad=True)
+    out = loss_of(logprobs, [0.0, 0.0], [1.0, -1.0], [0.5, 0.5])
+    assert out.loss.item() == pytest.approx(-(0.5 - 1.5) / 2)
+    assert out.n_clipped == 0
+    assert torch.autograd.grad(out.loss, logprobs)[0].tolist() == pytest.approx([-0.25, 0.75])
+
+
+def test_equals_numpy_by_hand() -> None:
+    rng = np.random.default_rng(0)
+    new, old, adv = rng.normal(-1, 0.5, 50), rng.normal(-1, 0.5, 50), rng.normal(0, 1, 50)
+    weights = np.full(50, 1 / 50)
+    ratio = np.exp(new - old)
+    expected = -np.sum(np.minimum(ratio * adv, np.clip(ratio, 0.8, 1.28) * adv) * weights)
+    logprobs = torch.tensor(new, requires_grad=True)
+    out = loss_of(logprobs, old.tolist(), adv.tolist(), weights.tolist())
+    assert out.loss.item() == pytest.approx(expected)
+    free = ~(((adv > 0) & (ratio > 1.28)) | ((adv < 0) & (ratio < 0.8)))
+    gradient = torch.autograd.grad(out.loss, logprobs)[0].numpy()
+    np.testing.assert_allclose(gradient, np.where(free, -ratio * adv * weights, 0.0), atol=1e-12)
+    assert out.n_clipped == int((~free).sum())
+
+
+def test_weights_by_hand() -> None:
+    assert token_weights([2, 1, 1], ["a", "a", "b"]) == [0.25, 0.25, 0.25]
+    assert token_weights([2, 1, 1], ["a", "a", "b"], mean="rollout-mean") == pytest.approx([1 / 6, 1 / 6, 1 / 2])
+
+
+def test_a_rollout_without_trained_tokens_is_not_counted() -> None:
+    assert token_weights([2, 0], ["a", "b"], mean="rollout-mean") == [0.5, 0.0]
+    with pytest.raises(SampleError, match="None of 2 trajectories"):
+        token_weights([0, 0], ["a", "b"])
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=4), min_size=1, max_size=5),
+    st.sampled_from(["token-mean", "rollout-mean"]),
+)
+def test_splitting_a_rollout_changes_no_weight(parts: list[list[int]], mean: LossMean) -> None:
+    """The tokens of a rollout weigh the same in one trajectory as in several; all weights sum to 1."""
+    whole = token_weights([sum(p) for p in parts], [str(i) for i in range(len(parts))], mean=mean)
+    split = token_weights([n for p in parts for n in p], [str(i) for i, p in enumerate(parts) for _ in p], mean=mean)
+    assert split == pytest.approx([w for w, p in zip(whole, parts, strict=True) for _ in p])
+    assert sum(w * n for w, n in zip(split, (n for p in parts for n in p), strict=True)) == pytest.approx(1.0)
