@@ -1,0 +1,179 @@
+from typing import Any
+
+import pytest
+
+from agenttrain.alarms import Alarm, step_alarms, verifier_alarms
+from agenttrain.records import Rollout, RolloutRequest, RolloutResult, Status, StepResult, Task
+
+QUIET = {
+    "groups": 16,
+    "groups_trained": 8,
+    "reward": 0.5,
+    "reward_std": 0.5,
+    "rollouts": 100,
+    "success": 0.5,
+    "tool_calls": 2.0,
+    "environment_failures": 0,
+    "logprob_gap_max": 0.0,
+    "rollouts_without_trained_call": 0,
+}
+NOTHING_TAUGHT = {"groups_trained": 0}
+
+
+def alarms_of(baseline_tool_calls: float = 2.0, **metrics: Any) -> list[Alarm]:
+    step = StepResult(step=3, weight_version=3, metrics={**QUIET, **metrics}, trained_rollout_ids=(), dropped={})
+    return step_alarms(step, baseline_tool_calls=baseline_tool_calls)
+
+
+def seen(alarms: list[Alarm]) -> list[tuple[str, str]]:
+    return [(alarm.code, alarm.severity) for alarm in alarms]
+
+
+def result_of(task_id: str, sibling: int, status: Status, cause: str = "") -> RolloutResult:
+    request = RolloutRequest(task=Task(id=task_id, input={}), phase="train", step=1, sibling=sibling)
+    rollout = Rollout(
+        id=request.rollout_id,
+        task_id=task_id,
+        phase="train",
+        step=1,
+        sibling=sibling,
+        attempt=0,
+        status=status,
+        cause=cause,
+    )
+    return RolloutResult(request=request, rollout=rollout, turns=(), trajectories=(), samples=())
+
+
+def test_a_step_that_goes_well_says_nothing() -> None:
+    """No alarm, however the figures lie within what is usual."""
+    assert alarms_of() == []
+
+
+@pytest.mark.parametrize(
+    ("metrics", "expected"),
+    [
+        ({"logprob_gap_max": 0.99e-3}, []),
+        ({"logprob_gap_max": 1e-3}, [("logprob_gap", "loud")]),
+        ({"logprob_gap_max": float("nan")}, [("logprob_gap", "loud")]),
+        ({"environment_failures": 0}, []),
+        ({"environment_failures": 1}, [("environment_failures", "note")]),
+        ({"environment_failures": 5}, [("environment_failures", "note")]),
+        ({"environment_failures": 6}, [("environment_failures", "loud")]),
+        ({"tool_calls": 0.01}, []),
+        ({"tool_calls": 0.0}, [("no_tool_calls", "loud")]),
+        ({"tool_calls": 0.0, "baseline_tool_calls": 0.0}, []),
+        ({"rollouts_without_trained_call": 1}, [("no_trained_call", "loud")]),
+        ({"groups_trained": 1, "reward_std": 0.0}, []),
+        ({**NOTHING_TAUGHT}, [("no_group_teaches", "loud")]),
+        ({**NOTHING_TAUGHT, "reward_std": 1e-6}, [("no_group_teaches", "loud")]),
+        ({**NOTHING_TAUGHT, "reward_std": 1.4e-17}, [("all_rewards_equal", "loud")]),
+        ({**NOTHING_TAUGHT, "reward_std": 0.0}, [("all_rewards_equal", "loud")]),
+        ({**NOTHING_TAUGHT, "reward_std": 0.0, "groups": 0}, [("no_group_teaches", "loud")]),
+        ({**NOTHING_TAUGHT, "reward_std": 0.0, "reward": 1.0, "success": 0.99}, [("all_rewards_equal", "loud")]),
+        ({**NOTHING_TAUGHT, "reward_std": 0.0, "reward": 1.0, "success": 1.0}, [("all_succeed", "note")]),
+    ],
+)
+def test_each_code_has_its_threshold(metrics: dict[str, Any], expected: list[tuple[str, str]]) -> None:
+    """Just under it nothing, at it or just over it the alarm."""
+    assert seen(alarms_of(**metrics)) == expected
+
+
+def test_all_succeed_but_for_a_failing_environment() -> None:
+    """What never ended is no failure of the policy: the note stays a note."""
+    metrics = {**NOTHING_TAUGHT, "reward_std": 0.0, "reward": 1.0, "success": 0.98, "environment_failures": 2}
+    assert seen(alarms_of(**metrics)) == [("all_succeed", "note"), ("environment_failures", "note")]
+
+
+def test_a_step_in_which_no_environment_held_is_no_success() -> None:
+    """Nothing ended, so nothing succeeded."""
+    metrics = {**NOTHING_TAUGHT, "success": 0.0, "environment_failures": 100, "tool_calls": 1.0, "groups": 0}
+    assert seen(alarms_of(**metrics)) == [("no_group_teaches", "loud"), ("environment_failures", "loud")]
+
+
+def test_a_trainer_that_knows_no_groups_gives_no_alarm() -> None:
+    """Figures that a trainer doesn't report say nothing is wrong."""
+    step = StepResult(step=1, weight_version=1, metrics={"reward": 0.0}, trained_rollout_ids=(), dropped={})
+    assert step_alarms(step, baseline_tool_calls=2.0) == []
+
+
+def test_several_alarms_come_in_one_step() -> None:
+    """Each is told; one doesn't hide another."""
+    assert seen(alarms_of(groups_trained=0, logprob_gap_max=0.1, tool_calls=0.0, rollouts_without_trained_call=4)) == [
+        ("no_group_teaches", "loud"),
+        ("logprob_gap", "loud"),
+        ("no_tool_calls", "loud"),
+        ("no_trained_call", "loud"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        (
+            {"environment_failures": 6},
+            "6 of 100 rollouts ended by a failing environment and are not trained: "
+            "agenttrain inspect names the causes.",
+        ),
+        (
+            {"logprob_gap_max": 0.0123},
+            "Engine and trainer differ by up to 0.012 in log probability (under 0.001 is rounding). "
+            "The loss then corrects for a policy that did not sample.",
+        ),
+        (
+            {**NOTHING_TAUGHT, "reward_std": 0.0, "reward": 0.0},
+            "All rewards of this step are 0: the policy never or always gets it right. "
+            "Use easier tasks, a finer reward, or a better starting model.",
+        ),
+        (
+            {"rollouts_without_trained_call": 3},
+            "3 rollouts made no call that is trained. Does the graph call its model by raw HTTP or in its own thread?",
+        ),
+    ],
+)
+def test_an_alarm_says_in_plain_words_what_is_wrong(metrics: dict[str, Any], message: str) -> None:
+    """The figures that were seen, and what to do."""
+    (alarm,) = alarms_of(**metrics)
+    assert alarm.message == message
+
+
+def test_an_alarm_is_a_row_of_the_report() -> None:
+    """Its step comes with it."""
+    (alarm,) = alarms_of(groups_trained=0, success=1.0)
+    assert alarm.as_dict() == {
+        "code": "all_succeed",
+        "severity": "note",
+        "step": 3,
+        "message": "Every rollout succeeded: nothing to learn.",
+    }
+
+
+BROKEN = "Verifier 'answered' raised KeyError on task 'a': 'total'."
+
+
+def test_verifier_errors_that_differ_between_siblings_are_loud() -> None:
+    """An agent may learn to crash its verifier; the tasks are counted and one is named."""
+    results = [
+        result_of("b", 0, "environment_failure", BROKEN),
+        result_of("b", 1, "completed"),
+        result_of("a", 0, "completed"),
+        result_of("a", 1, "environment_failure", BROKEN),
+        result_of("c", 0, "completed"),
+    ]
+    (alarm,) = verifier_alarms(results, 4)
+    assert (alarm.code, alarm.severity, alarm.step) == ("verifier_errors_differ", "loud", 4)
+    assert "on some rollouts of 2 tasks and not on others, for example a." in alarm.message
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        [],
+        [result_of("a", 0, "environment_failure", BROKEN), result_of("a", 1, "environment_failure", BROKEN)],
+        [result_of("a", 0, "environment_failure", BROKEN), result_of("b", 0, "completed")],
+        [result_of("a", 0, "environment_failure", "ConnectionError: refused"), result_of("a", 1, "completed")],
+        [result_of("a", 0, "policy_failure", "verifier: no such order"), result_of("a", 1, "completed")],
+    ],
+)
+def test_verifiers_that_fail_on_a_whole_task_or_not_at_all_are_quiet(results: list[RolloutResult]) -> None:
+    """Nor is a failing tool, or a policy failure that a verifier found, an error of the verifier."""
+    assert verifier_alarms(results, 1) == []
