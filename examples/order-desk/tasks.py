@@ -57,7 +57,7 @@ QUESTIONS = {
 LOOKUP = {"total": "get_price", "unit": "get_price", "left": "get_stock", "stock": "get_stock"}
 """The tool that a kind needs after get_order."""
 
-P_MERGED, P_LISTED, P_TIMEOUT = 0.3, 0.28, 0.1
+P_MERGED, P_LISTED, P_TIMEOUT = 0.28, 0.2, 0.07
 """How often an order is merged, an item is listed under an SKU, and each of the three lookups times out."""
 
 
