@@ -23,15 +23,6 @@ HERMES = (Path(__file__).parent / "hermes.jinja").read_text()
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MARKS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
 
-LOOK_UP = {
-    "type": "function",
-    "function": {
-        "name": "look_up",
-        "description": "Find an order.",
-        "parameters": {"type": "object", "properties": {"id": {"type": "string"}}, "required": ["id"]},
-    },
-}
-
 
 def make_folder(
     folder: Path, *, template: str = HERMES, marks: Iterable[str] = MARKS, config: Mapping[str, Any] | None = None
@@ -55,6 +46,21 @@ def make_folder(
     (folder / "config.json").write_text(json.dumps(settings))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [tokenizer.eos_token_id, 0]}))
     return folder
+
+
+MakeFolder = Callable[..., Path]
+
+
+@pytest.fixture(scope="session", name="make_folder")
+def make_folder_fixture() -> MakeFolder:
+    """Makes a model folder: folder, template, marks, config."""
+    return make_folder
+
+
+@pytest.fixture
+def scripted() -> type[ScriptedEngine]:
+    """The engine that answers from a script."""
+    return ScriptedEngine
 
 
 @pytest.fixture(scope="session")

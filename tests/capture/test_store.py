@@ -151,23 +151,36 @@ def test_a_different_record_under_one_id_is_refused_and_so_is_all_after_it(tmp_p
 
 def test_the_files_of_several_processes_are_merged(tmp_path: Path) -> None:
     one, two = SqliteStore(tmp_path), SqliteStore(tmp_path)
-    one.put_turn(turn("a", index=0))
-    two.put_turn(turn("b", index=1))
-    two.put_turn(turn("a", index=0))
-    one.flush()
-    two.flush()
-    assert [each.id for each in read_store(tmp_path).turns("r")] == ["a", "b"]
+    for store, id in ((one, "r1"), (two, "r2")):
+        store.put_turn(turn(f"{id}#0", id))
+        store.put_result(result(rollout_id=id))
+        store.flush()
+    view = read_store(tmp_path)
+    assert [rollout.id for rollout in view.rollouts()] == ["r1", "r2"]
+    assert [each.id for id in ("r1", "r2") for each in view.turns(id)] == ["r1#0", "r2#0"]
     one.close()
     two.close()
 
 
-def test_two_processes_with_different_records_under_one_id_are_told(tmp_path: Path) -> None:
-    for logprob in (-0.1, -0.2):
-        store = SqliteStore(tmp_path)
-        store.put_turn(turn(response_logprobs=(logprob,)))
+def test_a_rollout_that_was_made_again_is_read_from_the_process_that_finished_it_last(tmp_path: Path) -> None:
+    """A killed process left a turn and a lost call; the resumed one makes the rollout again under the same id."""
+    killed, resumed, other = (SqliteStore(tmp_path) for _ in range(3))
+    killed.put_turn(turn("r#0", response_logprobs=(-0.1,)))
+    killed.put_intent(turn_id="r#1", rollout_id="r", started_at=1.0)
+    killed.flush()
+    assert [call.turn_id for call in read_store(tmp_path).lost_calls()] == ["r#1"]
+    resumed.put_intent(turn_id="r#0", rollout_id="r", started_at=2.0)
+    resumed.put_turn(turn("r#0", response_logprobs=(-0.2,)))
+    resumed.put_result(result())
+    resumed.flush()
+    other.put_intent(turn_id="r#0", rollout_id="r", started_at=3.0)
+    other.flush()
+    view = read_store(tmp_path)
+    assert [each.response_logprobs for each in view.turns("r")] == [(-0.2,)]
+    assert [each.response_logprobs for each in next(view.results()).turns] == [(-0.2,)]
+    assert view.lost_calls() == ()
+    for store in (killed, resumed, other):
         store.close()
-    with pytest.raises(CaptureError, match="two different records of a in turns"):
-        read_store(tmp_path).turns("r")
 
 
 def test_a_task_is_kept_as_it_was_when_it_was_put(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ class Recorder:
         self.lost = self.n_tool_calls = self.n_invalid_tool_calls = self.n_choices_missed = 0
         self._engine, self._renderer, self._store, self._limits = engine, renderer, store, limits
         self._role_of, self._model_name = role_of, model_name
-        self._spans = spans.CallSpans(tracer, model=model_name, provider=f"agenttrain.{engine.name}")
+        self._spans = spans.CallSpans(tracer, model=model_name)
         self._started = time.monotonic()
         self._lock = threading.RLock()
         self._conversations = Conversations()
@@ -360,7 +360,7 @@ class Recorder:
             self.n_choices_missed += not _chosen(begun.call.tool_choice, parsed)
             self._conversations.answered(turn, begun.prompt, parsed.text, parsed.tool_calls, parsed.invalid_tool_calls)
         self._keep(turn)
-        spans.end(begun.span, turn)
+        spans.end(begun.span, turn, self._model_name)
         if generation.stop_reason == "aborted":
             self._stop("aborted: the engine ended the call")
         return self._reply(turn, parsed, generation)

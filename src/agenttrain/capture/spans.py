@@ -8,36 +8,24 @@ Source: OpenTelemetry semantic conventions for generative AI, spans of kind `cha
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from opentelemetry import context as contexts
 from opentelemetry import trace
 
+from agenttrain import telemetry
 from agenttrain.records import Sampling, Turn
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Span, Tracer
 
-OPERATION: Final = "gen_ai.operation.name"
-PROVIDER: Final = "gen_ai.provider.name"
-REQUEST_MODEL: Final = "gen_ai.request.model"
-REQUEST_TEMPERATURE: Final = "gen_ai.request.temperature"
-REQUEST_MAX_TOKENS: Final = "gen_ai.request.max_tokens"
-FINISH_REASONS: Final = "gen_ai.response.finish_reasons"
-INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
-OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
-ROLE: Final = "agenttrain.role"
-TURN_ID: Final = "agenttrain.turn.id"
-WEIGHT_VERSION: Final = "agenttrain.weight_version"
-ERROR_TYPE: Final = "error.type"
-
 
 class CallSpans:
     """Makes the spans of one rollout's calls. Without a tracer it does nothing."""
 
-    def __init__(self, tracer: Tracer | None, *, model: str, provider: str) -> None:
-        self._tracer, self._model, self._provider = tracer, model, provider
+    def __init__(self, tracer: Tracer | None, *, model: str) -> None:
+        self._tracer, self._model = tracer, model
         self._around: Context = contexts.get_current()
 
     def start(self, *, turn_id: str, role: str, sampling: Sampling) -> Span:
@@ -47,13 +35,13 @@ class CallSpans:
         if span.is_recording():
             span.set_attributes(
                 {
-                    OPERATION: "chat",
-                    PROVIDER: self._provider,
-                    REQUEST_MODEL: self._model,
-                    REQUEST_TEMPERATURE: sampling.temperature,
-                    REQUEST_MAX_TOKENS: sampling.max_tokens,
-                    ROLE: role,
-                    TURN_ID: turn_id,
+                    telemetry.OPERATION: "chat",
+                    telemetry.PROVIDER: telemetry.SCOPE,
+                    telemetry.REQUEST_MODEL: self._model,
+                    telemetry.REQUEST_TEMPERATURE: sampling.temperature,
+                    telemetry.REQUEST_MAX_TOKENS: sampling.max_tokens,
+                    telemetry.ROLE: role,
+                    telemetry.TURN_ID: turn_id,
                 }
             )
         return span
@@ -64,15 +52,22 @@ class CallSpans:
         return contexts.get_current() if here.is_valid and here.trace_id == around.trace_id else self._around
 
 
-def end(span: Span, turn: Turn) -> None:
-    """End a call's span with what was sampled."""
+def end(span: Span, turn: Turn, model: str) -> None:
+    """End a call's span with what was sampled, and count its tokens and seconds."""
+    telemetry.instruments().chat(
+        model,
+        turn.role,
+        input_tokens=len(turn.prompt_ids),
+        output_tokens=len(turn.response_ids),
+        seconds=turn.ended_at - turn.started_at,
+    )
     if span.is_recording():
         span.set_attributes(
             {
-                FINISH_REASONS: (turn.stop_reason,),
-                INPUT_TOKENS: len(turn.prompt_ids),
-                OUTPUT_TOKENS: len(turn.response_ids),
-                WEIGHT_VERSION: turn.weight_versions[-1] if turn.weight_versions else -1,
+                telemetry.FINISH_REASONS: (turn.stop_reason,),
+                telemetry.INPUT_TOKENS: len(turn.prompt_ids),
+                telemetry.OUTPUT_TOKENS: len(turn.response_ids),
+                telemetry.WEIGHT_VERSION: turn.weight_versions[-1] if turn.weight_versions else -1,
             }
         )
     span.end()
@@ -81,6 +76,6 @@ def end(span: Span, turn: Turn) -> None:
 def fail(span: Span, error: BaseException) -> None:
     """End a call's span with the error that kept its answer away."""
     if span.is_recording():
-        span.set_attribute(ERROR_TYPE, type(error).__qualname__)
+        span.set_attribute(telemetry.ERROR_TYPE, type(error).__qualname__)
         span.set_status(trace.Status(trace.StatusCode.ERROR, str(error)))
     span.end()

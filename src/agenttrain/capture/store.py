@@ -5,8 +5,9 @@ all that is queued at one moment goes into one transaction (WAL, synchronous=NOR
 process). `read_store` merges the files of a folder and never writes.
 
 Invariants: a record read back equals the one written; a second put of an equal record changes nothing, and of a
-different one fails; after a failure every put and flush raises, so that nothing is lost in silence. What JSON can't
-hold in a task's own data is kept as its repr.
+different one fails; after a failure every put and flush raises, so that nothing is lost in silence. A rollout is read
+from one file: of those that several processes hold (one was killed, a later one made it again), the latest that was
+finished. What JSON can't hold in a task's own data is kept as its repr.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import queue
 import secrets
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
@@ -44,7 +46,9 @@ from agenttrain.records import (
 )
 
 SCHEMA: Final = """
-CREATE TABLE intents (turn_id TEXT PRIMARY KEY, rollout_id TEXT NOT NULL, started_at REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE file (created_at REAL NOT NULL);
+CREATE TABLE intents (turn_id TEXT PRIMARY KEY, rollout_id TEXT NOT NULL, started_at REAL NOT NULL);
+CREATE INDEX intents_of_rollout ON intents (rollout_id);
 CREATE TABLE turns (id TEXT PRIMARY KEY, rollout_id TEXT NOT NULL, body TEXT NOT NULL, prompt_ids BLOB NOT NULL,
     response_ids BLOB NOT NULL, response_logprobs BLOB NOT NULL, weight_versions BLOB NOT NULL);
 CREATE INDEX turns_of_rollout ON turns (rollout_id);
@@ -212,7 +216,8 @@ def _create(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=NORMAL")
-    connection.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version={RECORD_VERSION}; COMMIT;")
+    born = f"INSERT INTO file VALUES ({time.time()!r});"
+    connection.executescript(f"BEGIN; {SCHEMA} {born} PRAGMA user_version={RECORD_VERSION}; COMMIT;")
     return connection
 
 
@@ -249,9 +254,7 @@ def read_store(folder: Path) -> StoreView:
     if not folder.is_dir():
         raise RunError(f"{folder} is no folder. Give the rollouts folder of a run: runs/<id>/rollouts.")
     view = StoreView(folder)
-    for path in view.paths():
-        with view.open(path):
-            pass
+    view.paths()
     return view
 
 
@@ -263,8 +266,7 @@ class StoreView:
 
     def rollouts(self) -> tuple[Rollout, ...]:
         """Every finished rollout, by start."""
-        bodies = (json.loads(body)["rollout"] for _, body in self._unique("results", 1))
-        return tuple(sorted((_rollout(body) for body in bodies), key=lambda rollout: (rollout.started_at, rollout.id)))
+        return tuple(rollout for rollout, _ in self._finished())
 
     def rollout(self, id: str) -> Rollout:
         """One finished rollout.
@@ -272,46 +274,46 @@ class StoreView:
         Raises:
             RunError: no file holds it; names some that are there.
         """
-        for _, body in self._unique("results", 1, "rollout_id", id):
-            return _rollout(json.loads(body)["rollout"])
+        for body in self._of_rollout("SELECT body FROM results", id):
+            return _rollout(json.loads(body[0])["rollout"])
         known = ", ".join(rollout.id for rollout in self.rollouts()[:5]) or "none"
         raise RunError(f"{self.folder} holds no finished rollout {id!r}. Rollouts there: {known} …")
 
     def turns(self, rollout_id: str) -> tuple[Turn, ...]:
         """The turns of a rollout, finished or not, by index."""
-        turns = (_turn(row) for row in self._unique("turns", 1, "rollout_id", rollout_id))
+        turns = map(_turn, self._of_rollout("SELECT * FROM turns", rollout_id))
         return tuple(sorted(turns, key=lambda turn: turn.index))
 
     def trajectories(self, rollout_id: str) -> tuple[Trajectory, ...]:
-        return tuple(_trajectory(row) for row in self._unique("trajectories", 2, "rollout_id", rollout_id))
+        return tuple(map(_trajectory, self._of_rollout("SELECT * FROM trajectories", rollout_id)))
 
     def results(self) -> Iterator[RolloutResult]:
         """Every finished rollout with all that it left, one at a time, by start."""
-        for rollout in self.rollouts():
-            ((_, text),) = self._unique("results", 1, "rollout_id", rollout.id)
-            request = json.loads(text)["request"]
-            yield RolloutResult(
-                request=RolloutRequest(**{**request, "task": Task(**request["task"])}),
-                rollout=rollout,
-                turns=self.turns(rollout.id),
-                trajectories=self.trajectories(rollout.id),
-                samples=tuple(_sample(row) for row in self._unique("samples", 2, "rollout_id", rollout.id)),
-            )
+        for rollout, path in self._finished():
+            with self._open(path) as connection:
+                yield _result(connection, rollout)
 
     def intents(self) -> tuple[Intent, ...]:
         """Every call that was begun, by start; those with a turn are not lost."""
-        calls = (Intent(turn_id=id, rollout_id=of, started_at=at) for id, of, at in self._unique("intents", 1))
-        return tuple(sorted(calls, key=lambda call: (call.started_at, call.turn_id)))
+        return self._intents("SELECT turn_id, rollout_id, started_at FROM intents")
 
     def lost_calls(self) -> tuple[Intent, ...]:
         """Calls that were begun and whose answer no file holds."""
-        answered = {id for (id,) in self._rows("SELECT id FROM turns", ())}
-        return tuple(call for call in self.intents() if call.turn_id not in answered)
+        return self._intents(
+            "SELECT turn_id, rollout_id, started_at FROM intents WHERE turn_id NOT IN (SELECT id FROM turns)"
+        )
 
     def paths(self) -> tuple[Path, ...]:
-        return tuple(sorted(self.folder.glob("*.db")))
+        """The files, the oldest first."""
+        return tuple(path for _, path in sorted((self._born(path), path) for path in self.folder.glob("*.db")))
 
-    def open(self, path: Path) -> closing[sqlite3.Connection]:
+    def _born(self, path: Path) -> float:
+        with self._open(path) as connection:
+            # A process that was killed before it had made its tables left an empty file.
+            made = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'file'").fetchone()
+            return float(connection.execute("SELECT created_at FROM file").fetchone()[0]) if made else 0.0
+
+    def _open(self, path: Path) -> closing[sqlite3.Connection]:
         """A connection that can't write; it reads what a killed process left in its WAL too."""
         try:
             connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=30)
@@ -326,24 +328,58 @@ class StoreView:
             )
         return closing(connection)
 
-    def _rows(self, query: str, values: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-        for path in self.paths():
-            with self.open(path) as connection:
-                (version,) = connection.execute("PRAGMA user_version").fetchone()
-                # Version 0: the process was killed before it had made its tables.
-                yield from connection.execute(query, values).fetchall() if version else ()
+    def _rows(self, path: Path, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        with self._open(path) as connection:
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            return connection.execute(query, values).fetchall() if version else []
 
-    def _unique(self, table: str, n_key: int, column: str = "", value: str = "") -> list[tuple[Any, ...]]:
-        """The rows of all files; one that two files hold alike counts once."""
-        where = f" WHERE {column} = ?" if column else ""
-        by_key: dict[tuple[Any, ...], tuple[Any, ...]] = {}
-        for row in self._rows(f"SELECT * FROM {table}{where}", (value,) if column else ()):
-            if by_key.setdefault(row[:n_key], row) != row:
-                raise CaptureError(
-                    f"{self.folder} holds two different records of {row[0]} in {table}. "
-                    "Keep the file of one of the two processes that wrote it."
+    def _homes(self, rollout_id: str | None = None) -> dict[str, Path]:
+        """Rollout id to the file that it is read from: the latest that finished it, else the latest that began it."""
+        homes: dict[str, Path] = {}
+        where, values = ("", ()) if rollout_id is None else (" WHERE rollout_id = ?", (rollout_id,))
+        for table in ("intents", "turns", "results"):
+            for path in self.paths():
+                homes |= dict.fromkeys(
+                    (id for (id,) in self._rows(path, f"SELECT DISTINCT rollout_id FROM {table}{where}", values)), path
                 )
-        return [by_key[key] for key in sorted(by_key)] if n_key > 1 else list(by_key.values())
+        return homes
+
+    def _of_rollout(self, query: str, rollout_id: str) -> list[tuple[Any, ...]]:
+        home = self._homes(rollout_id).get(rollout_id)
+        return self._rows(home, f"{query} WHERE rollout_id = ?", (rollout_id,)) if home else []
+
+    def _finished(self) -> list[tuple[Rollout, Path]]:
+        latest: dict[str, tuple[Rollout, Path]] = {}
+        for path in self.paths():
+            for id, body in self._rows(path, "SELECT rollout_id, body FROM results"):
+                latest[id] = (_rollout(json.loads(body)["rollout"]), path)
+        return sorted(latest.values(), key=lambda found: (found[0].started_at, found[0].id))
+
+    def _intents(self, query: str) -> tuple[Intent, ...]:
+        homes = self._homes()
+        calls = [
+            Intent(turn_id=id, rollout_id=of, started_at=at)
+            for path in self.paths()
+            for id, of, at in self._rows(path, query)
+            if homes[of] == path
+        ]
+        return tuple(sorted(calls, key=lambda call: (call.started_at, call.turn_id)))
+
+
+def _result(connection: sqlite3.Connection, rollout: Rollout) -> RolloutResult:
+    def rows(columns: str, table: str, order: str = "") -> list[tuple[Any, ...]]:
+        query = f"SELECT {columns} FROM {table} WHERE rollout_id = ? {order}"
+        return connection.execute(query, (rollout.id,)).fetchall()
+
+    ((body,),) = rows("body", "results")
+    request = json.loads(body)["request"]
+    return RolloutResult(
+        request=RolloutRequest(**{**request, "task": Task(**request["task"])}),
+        rollout=rollout,
+        turns=tuple(sorted(map(_turn, rows("*", "turns")), key=lambda turn: turn.index)),
+        trajectories=tuple(map(_trajectory, rows("*", "trajectories", "ORDER BY place"))),
+        samples=tuple(map(_sample, rows("*", "samples", "ORDER BY place"))),
+    )
 
 
 # Records to rows
