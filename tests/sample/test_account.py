@@ -77,9 +77,11 @@ def test_a_log_probability_set_to_0_has_drifted(result: Make) -> None:
     assert drifted([invented], stored(made)) == 1
 
 
-def test_a_trained_frozen_token_has_drifted(result: Make) -> None:
+def test_a_trained_frozen_token_has_drifted_even_with_its_own_log_probability(result: Make) -> None:
     made = result()
-    trained = replace(made.samples[0], response_mask=(1, 1, 0, 1, 0, 1, 1))
+    (sample,) = made.samples
+    logprobs = (*sample.response_logprobs[:3], -6 / 8, *sample.response_logprobs[4:])
+    trained = replace(sample, response_mask=(1, 1, 0, 1, 0, 1, 1), response_logprobs=logprobs)
     assert drifted([trained], stored(made)) == 1
 
 

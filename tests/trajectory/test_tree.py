@@ -82,6 +82,8 @@ def _prompt(before: Turn | None, kind: int, context: tuple[int, ...]) -> tuple[t
         return before.prompt_ids, before.extends  # a sibling or a retry on the same prompt
     if kind == 2:
         return (*stream[:-1], 7, *context), before.id  # says that it extends, and does not
+    if kind == 3:
+        return (8, *stream[1:], *context), before.id  # the same, at its other end
     return stream + context, before.id
 
 
