@@ -199,7 +199,7 @@ class LocalTrainer:
                 part,
                 mean=self._settings.loss,
                 max_tokens=self._settings.micro_batch_tokens,
-                n_at_least=self._n_workers,
+                n_workers=self._n_workers,
                 weight_version=self.weight_version,
                 padding_id=self._padding_id,
             )

@@ -132,13 +132,13 @@ def minibatches(kept: Sequence[Lesson], n: int, *, seed: str) -> list[list[Lesso
 
 
 def micro_batches(
-    part: Sequence[Lesson], *, mean: LossMean, max_tokens: int, n_at_least: int, weight_version: int, padding_id: int
+    part: Sequence[Lesson], *, mean: LossMean, max_tokens: int, n_workers: int, weight_version: int, padding_id: int
 ) -> list[MicroBatch]:
     """Lay out one update in passes of similar length.
 
     Args:
         max_tokens: ids in one pass, padding included; a longer trajectory is a pass of its own.
-        n_at_least: passes wanted, so that every worker has one.
+        n_workers: passes that run at once; the number of passes is a multiple of it, where there are enough rows.
         weight_version: of the weights that this step began with.
     """
     rows = [(sample, lesson) for lesson in part for sample in lesson.samples]
@@ -147,14 +147,36 @@ def micro_batches(
     )
     weighed = [(sample, lesson.advantage, weight) for (sample, lesson), weight in zip(rows, each, strict=True)]
     weighed.sort(key=lambda item: _n_ids(item[0]))
-    total = sum(_n_ids(sample) for sample, *_ in weighed)
-    budget = min(max_tokens, -(-total // max(1, n_at_least)))
-    passes: list[list[tuple[Sample, float, float]]] = []
-    for item in weighed:
-        if not passes or _n_ids(item[0]) * (len(passes[-1]) + 1) > budget:
-            passes.append([])
-        passes[-1].append(item)
+    lengths = [_n_ids(sample) for sample, *_ in weighed]
+    passes = [weighed[start:end] for start, end in _even_cuts(lengths, max_tokens, n_workers)]
     return [_micro_batch(items, weight_version=weight_version, padding_id=padding_id) for items in passes]
+
+
+def _cuts(lengths: Sequence[int], max_tokens: int) -> list[tuple[int, int]]:
+    """Runs of rising lengths whose padded size fits, as few as taking them in turn gives."""
+    cuts: list[tuple[int, int]] = []
+    start = 0
+    for end in range(1, len(lengths) + 1):
+        if end == len(lengths) or lengths[end] * (end + 1 - start) > max_tokens:
+            cuts.append((start, end))
+            start = end
+    return cuts
+
+
+def _even_cuts(lengths: Sequence[int], max_tokens: int, n_workers: int) -> list[tuple[int, int]]:
+    """Cuts for a whole number of rounds of all workers, of about one padded size.
+
+    Example: four rows of 10 within 40 for two workers: (0, 2) and (2, 4), not one pass and an idle worker.
+    """
+    n_rounds = -(-len(_cuts(lengths, max_tokens)) // n_workers)
+    low, high = 1, max_tokens
+    while low < high:
+        middle = (low + high) // 2
+        if len(_cuts(lengths, middle)) <= n_rounds * n_workers:
+            high = middle
+        else:
+            low = middle + 1
+    return _cuts(lengths, high)
 
 
 def _n_ids(sample: Sample) -> int:

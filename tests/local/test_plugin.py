@@ -1,0 +1,21 @@
+"""What the built-in plugin registers, and that finding it costs nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from agenttrain.local import plugin
+
+
+def test_registers_the_local_engine_trainer_and_estimators() -> None:
+    found: dict[str, object] = {}
+    plugin.agenttrain_register_engines(lambda name, make: found.update({f"engine {name}": make}))
+    plugin.agenttrain_register_trainers(lambda name, make: found.update({f"trainer {name}": make}))
+    plugin.agenttrain_register_advantages(lambda name, make: found.update({f"advantage {name}": make}))
+    assert sorted(found) == ["advantage centered", "advantage group", "engine local", "trainer local"]
+
+
+def test_importing_it_imports_neither_torch_nor_transformers() -> None:
+    code = "import sys, agenttrain.local.plugin; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"

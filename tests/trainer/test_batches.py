@@ -1,0 +1,162 @@
+"""Who teaches, in which update, and how it is laid out."""
+
+from __future__ import annotations
+
+import pytest
+
+from agenttrain.errors import SampleError, TrainerError
+from agenttrain.records import Reward, Rollout, RolloutRequest, RolloutResult, Sample, Status, Task
+from agenttrain.trainer.advantage import group_advantages
+from agenttrain.trainer.batches import (
+    ALL_EQUAL,
+    NOTHING_SAMPLED,
+    TOO_FEW,
+    Lesson,
+    lessons,
+    micro_batches,
+    minibatches,
+)
+
+
+def sample(
+    rollout_id: str = "r", *, prompt: tuple[int, ...] = (1, 2), mask: tuple[int, ...] = (1, 0, 1), version: int = 0
+) -> Sample:
+    n = len(mask)
+    return Sample(
+        prompt_ids=prompt,
+        response_ids=tuple(range(10, 10 + n)),
+        response_mask=mask,
+        response_logprobs=tuple(-0.1 * (t + 1) * m for t, m in enumerate(mask)),
+        reward_score=0.0,
+        num_turns=1,
+        metrics={},
+        extra_fields={"rollout_id": rollout_id, "min_global_steps": version},
+    )
+
+
+def result(
+    task: str,
+    sibling: int,
+    reward: float | None,
+    *,
+    samples: tuple[Sample, ...] | None = None,
+    status: Status = "completed",
+    cause: str = "",
+) -> RolloutResult:
+    request = RolloutRequest(task=Task(id=task, input={}), phase="train", step=1, sibling=sibling)
+    rollout = Rollout(
+        id=request.rollout_id,
+        task_id=task,
+        phase="train",
+        step=1,
+        sibling=sibling,
+        attempt=0,
+        status=status,
+        cause=cause,
+        reward=None if reward is None else Reward(score=reward, parts=()),
+    )
+    own = (sample(rollout.id),) if samples is None else samples
+    return RolloutResult(request=request, rollout=rollout, turns=(), trajectories=(), samples=own)
+
+
+def lesson(name: str, *samples: Sample, advantage: float = 1.0) -> Lesson:
+    return Lesson(result=result(name, 0, 1.0, samples=samples), advantage=advantage)
+
+
+def test_groups_that_teach_are_kept_and_the_others_dropped_with_a_reason() -> None:
+    """Tasks: a teaches, b is equal, c has one usable rollout, d lost a rollout to its environment and teaches."""
+    results = [
+        result("a", 0, 1.0),
+        result("a", 1, 0.0),
+        result("b", 0, 1.0),
+        result("b", 1, 1.0),
+        result("c", 0, 1.0),
+        result("c", 1, None, samples=(), status="environment_failure", cause="the database is down"),
+        result("d", 0, 1.0),
+        result("d", 1, None, samples=(), status="aborted"),
+        result("d", 2, 0.0),
+    ]
+    taught = lessons(results, group_advantages)
+    assert [(x.rollout_id, x.advantage) for x in taught.kept] == [
+        ("train-1-a-0-0", 1.0),
+        ("train-1-a-1-0", -1.0),
+        ("train-1-d-0-0", 1.0),
+        ("train-1-d-2-0", -1.0),
+    ]
+    assert taught.dropped == {
+        "train-1-b-0-0": ALL_EQUAL,
+        "train-1-b-1-0": ALL_EQUAL,
+        "train-1-c-0-0": TOO_FEW,
+        "train-1-c-1-0": "status environment_failure: the database is down",
+        "train-1-d-1-0": "status aborted",
+    }
+    assert (taught.n_groups, taught.n_equal, taught.n_trained) == (4, 1, 2)
+
+
+def test_a_rollout_of_three_trajectories_counts_once_in_its_group() -> None:
+    many = tuple(sample("train-1-a-0-0") for _ in range(3))
+    taught = lessons([result("a", 0, 1.0, samples=many), result("a", 1, 0.0), result("a", 2, 0.0)], group_advantages)
+    assert [round(x.advantage, 6) for x in taught.kept] == [1.414214, -0.707107, -0.707107]
+    assert [len(x.samples) for x in taught.kept] == [3, 1, 1]
+
+
+def test_a_rollout_without_trained_tokens_is_named() -> None:
+    results = [result("a", 0, 1.0), result("a", 1, 0.0), result("a", 2, 0.0, samples=())]
+    results.append(result("a", 3, 0.5, samples=(sample(mask=(0, 0)),)))
+    taught = lessons(results, group_advantages)
+    assert taught.dropped == {"train-1-a-2-0": NOTHING_SAMPLED, "train-1-a-3-0": NOTHING_SAMPLED}
+
+
+def test_an_estimator_of_the_wrong_length_is_refused() -> None:
+    with pytest.raises(TrainerError, match="1 advantages for the 2 rewards of task a"):
+        lessons([result("a", 0, 1.0), result("a", 1, 0.0)], lambda _rewards: [0.0])
+
+
+def test_minibatches_deal_every_rollout_once_and_alike_for_a_seed() -> None:
+    kept = [lesson(str(i), sample()) for i in range(7)]
+    parts = minibatches(kept, 3, seed="0-1")
+    assert sorted(len(part) for part in parts) == [2, 2, 3]
+    assert sorted(x.rollout_id for part in parts for x in part) == [x.rollout_id for x in kept]
+    assert minibatches(kept, 3, seed="0-1") == parts
+    assert minibatches(kept, 3, seed="0-2") != parts
+    assert minibatches(kept[:1], 3, seed="0-1") == [[kept[0]]]
+
+
+def test_a_micro_batch_points_at_what_predicts_each_trained_token() -> None:
+    """Two rows of width 4 (the last id predicts nothing): positions 1 and 3 of the first row, 0 of the second."""
+    part = [
+        lesson("a", sample("train-1-a-0-0", version=4), advantage=2.0),
+        lesson("b", sample("train-1-b-0-0", prompt=(7,), mask=(1,), version=3), advantage=-1.0),
+    ]
+    (batch,) = micro_batches(part, mean="token-mean", max_tokens=100, n_workers=1, weight_version=4, padding_id=9)
+    assert batch.input_ids.tolist() == [[7, 9, 9, 9], [1, 2, 10, 11]]
+    assert batch.flat.tolist() == [0, 4 + 1, 4 + 3]
+    assert batch.targets.tolist() == [10, 10, 12]
+    assert batch.old_logprobs.tolist() == pytest.approx([-0.1, -0.1, -0.3])
+    assert batch.advantages.tolist() == [-1.0, 2.0, 2.0]
+    assert batch.weights.tolist() == pytest.approx([1 / 3] * 3)
+    assert batch.fresh.tolist() == [False, True, True]
+
+
+def test_micro_batches_hold_to_the_budget_and_give_every_worker_one() -> None:
+    part = [lesson(str(i), sample(mask=(1,) * (3 + i))) for i in range(8)]
+    one = {"mean": "token-mean", "weight_version": 0, "padding_id": 0}
+    small = micro_batches(part, max_tokens=20, n_workers=1, **one)  # type: ignore[arg-type]
+    assert all(batch.input_ids.shape[0] == 1 or batch.input_ids.numel() <= 20 for batch in small)
+    assert sum(batch.input_ids.shape[0] for batch in small) == 8
+    shared = micro_batches(part, max_tokens=10_000, n_workers=4, **one)  # type: ignore[arg-type]
+    assert len(shared) == 4
+    assert max(batch.input_ids.numel() for batch in shared) < 2 * min(batch.input_ids.numel() for batch in shared)
+    assert sum(float(batch.weights.sum()) for batch in small) == pytest.approx(1.0)
+
+
+def test_a_trained_id_without_a_prompt_is_refused() -> None:
+    with pytest.raises(SampleError, match="very first id"):
+        micro_batches(
+            [lesson("a", sample(prompt=()))],
+            mean="token-mean",
+            max_tokens=10,
+            n_workers=1,
+            weight_version=0,
+            padding_id=0,
+        )
