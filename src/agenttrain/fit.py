@@ -13,6 +13,7 @@ import shutil
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -29,12 +30,13 @@ from agenttrain.prepare import Job, provenance
 from agenttrain.promotion.compare import Outcome, paired_difference, strict_values
 from agenttrain.promotion.summary import last_attempts, summarize
 from agenttrain.protocols import Engine, EngineContext, OnDone, Trainer, TrainerContext
-from agenttrain.records import Phase, RolloutRequest, RolloutResult, RolloutSpec, StepResult, Task
+from agenttrain.records import Phase, RolloutRequest, RolloutResult, RolloutSpec, StepResult, Task, Turn
 from agenttrain.report import RunFacts, eval_report, eval_text, fit_report, fit_text
 from agenttrain.reward.status import is_retried
 from agenttrain.rollout import Runner, open_runner
 from agenttrain.run_folder import RunFolder, check_room
-from agenttrain.sample.account import token_account
+from agenttrain.sample.account import drifted, token_account
+from agenttrain.trajectory.prefix_breaks import prefix_breaks
 
 
 class Watcher(Protocol):
@@ -249,7 +251,7 @@ class Fit:
             baseline=baseline,
             trained=trained,
             difference=difference,
-            tokens=token_account(view, dropped_by_step(rows)),
+            tokens=token_table(view, dropped_by_step(rows)),
             steps=rows,
             wall_s=wall_seconds(rows, view, wall_s, self.life),
             cpu_hours=cpu_hours(),
@@ -480,10 +482,37 @@ def cpu_hours() -> float:
 
 def replaced_model(view: StoreView) -> str:
     """Class and name of the user's model that the policy stood in for."""
-    for turn in view.first_turns():
-        if turn.role == "trained" or turn.role == "auxiliary":
+    for rollout in view.rollouts():
+        for turn in view.turns(rollout.id):
             return f"{turn.site.model_class} {turn.site.model_name}".strip()
     return "no model: the graph made no call"
+
+
+def token_table(view: StoreView, reasons: Mapping[str, str]) -> dict[str, Any]:
+    """`tokens` of the report: where every token that the policy sampled in training went, from the store alone."""
+    samples, breaks = view.trained_samples(), Counter[str]()
+    handed = {sample.extra_fields["rollout_id"] for sample in samples}
+    turns: dict[str, Turn] = {}
+
+    def training_results() -> Iterator[RolloutResult]:
+        for result in view.results():
+            if result.rollout.phase == "train":
+                breaks.update(prefix_breaks(result.turns))
+                if result.rollout.id in handed:
+                    turns.update({turn.id: turn for turn in result.turns})
+                yield result
+
+    account = token_account(training_results(), samples, reasons)
+    return {
+        "sampled": account.sampled,
+        "trained": account.trained,
+        "frozen": account.frozen,
+        "dropped": sum(account.dropped.values()),
+        "dropped_by_cause": dict(account.dropped),
+        "masked": account.masked,
+        "drifted": drifted(samples, turns),
+        "prefix_breaks": dict(breaks),
+    }
 
 
 def spec_of(job: Job, run: RunFolder) -> RolloutSpec:

@@ -199,9 +199,7 @@ class Trainer(Protocol):
     n_parameters: int
     weight_version: int
 
-    def evaluate(
-        self, requests: Sequence[RolloutRequest], on_done: OnDone | None = None
-    ) -> list[RolloutResult]:
+    def evaluate(self, requests: Sequence[RolloutRequest], on_done: OnDone | None = None) -> list[RolloutResult]:
         """Roll out on the engines that serve training, at the weights of now."""
 
     def steps(self) -> Iterator[StepResult]:

@@ -18,7 +18,7 @@ from typing import Any
 from agenttrain import telemetry
 from agenttrain.as_is import AsIsRoles, NoEngine, NoRenderer
 from agenttrain.capture.recorder import Recorder, RecorderLimits
-from agenttrain.config import Config, LimitsTable
+from agenttrain.config import Config, LimitsTable, environment
 from agenttrain.errors import GraphError, RewardError
 from agenttrain.graph.intercept import Gate, open_gate, outside_rollouts, self_test
 from agenttrain.graph.load import LoadedGraph, load_graph, load_module
@@ -142,6 +142,7 @@ class Runner:
             limits=RecorderLimits(turns=limits.turns, tokens=limits.tokens, seconds=limits.seconds),
             tracer=telemetry.tracer(),
             model_name=self.model_name,
+            on_turn=self._observe_turn,
         )
         flight = _Flight(request=request, recorder=recorder, started_at=time.time())
         self._flights[request.rollout_id] = flight
@@ -335,7 +336,9 @@ def open_runner_of(spec: RolloutSpec, *, store: TurnStore) -> Iterator[Runner]:
     config = Config.model_validate(dict(spec.config))
     target = spec.graph_file if spec.attribute is None else f"{spec.graph_file}:{spec.attribute}"
     loaded = load_graph(target)
-    plugins = Plugins.load(only=None, named=spec.plugins, graph_module=load_module(loaded.file))
+    plugins = Plugins.load(
+        only=environment("AGENTTRAIN_PLUGINS"), named=spec.plugins, graph_module=load_module(loaded.file)
+    )
     renderer = open_renderer(spec.model, family=config.renderer.family, history=config.renderer.history)
     with open_runner(
         config, loaded, renderer=renderer, store=store, plugins=plugins, model_name=Path(spec.model).name

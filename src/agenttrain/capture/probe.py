@@ -6,7 +6,7 @@ bridge over the messages after it, and the whole rendered anew. A fault is a sen
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -122,6 +122,46 @@ def bridge_fault(renderer: Renderer, conversations: Sequence[Conversation]) -> s
     return None
 
 
+def suffix_fault(
+    renderer: Renderer, encode: Callable[[str], Sequence[int]], conversations: Sequence[Conversation]
+) -> str | None:
+    """What is wrong with the bridge of a family that drops thinking from its history. None: nothing.
+
+    Such a family never renders what was sampled anew, so only what the bridge adds is compared: it must be the end of
+    the whole conversation.
+    """
+    for conversation in conversations:
+        for k, message in enumerate(conversation.messages):
+            if message["role"] == "assistant" and (fault := _suffix_fault_at(renderer, encode, conversation, k)):
+                return f"On {conversation.name!r} {fault}"
+    return None
+
+
+def _suffix_fault_at(
+    renderer: Renderer, encode: Callable[[str], Sequence[int]], conversation: Conversation, k: int
+) -> str | None:
+    new = _answers(conversation.messages[k + 1 :])
+    if not new:
+        return None
+    prompt = renderer.render(conversation.messages[:k], conversation.tools)
+    whole = renderer.render(conversation.messages[: k + 1 + len(new)], conversation.tools)
+    thinks = renderer.decode(prompt).rstrip().endswith("<think>")
+    close = next((id for id in renderer.stop_ids if id in whole), renderer.stop_ids[0])
+    stored = (*prompt, *encode("</think>\n\nDone." if thinks else "Done."), close)
+    bridged = renderer.extend(prompt, stored[len(prompt) :], new, conversation.tools)
+    if bridged is None:
+        return _unbridged(new)
+    suffix = bridged[len(stored) :]
+    if suffix and whole[-len(suffix) :] == suffix:
+        return None
+    return f"appending differs from rendering: {_difference(renderer, suffix, whole[-len(suffix) :])}"
+
+
+def _unbridged(new: Sequence[Mapping[str, Any]]) -> str | None:
+    """A renderer that follows its template's history may begin anew when the user speaks."""
+    return None if new[-1]["role"] == "user" else "a tool's result can't be appended."
+
+
 def rendering_fault(renderer: Renderer, other: Renderer, conversations: Sequence[Conversation]) -> str | None:
     """Where two renderers make different ids of one conversation. None: nowhere."""
     for conversation in conversations:
@@ -144,8 +184,7 @@ def _fault_at(renderer: Renderer, conversation: Conversation, k: int) -> str | N
     response = _until_stop(whole[len(prompt) :], renderer.stop_ids)
     bridged = renderer.extend(prompt, response, new, conversation.tools)
     if bridged is None:
-        # A renderer that follows its template's history may begin anew when the user speaks.
-        return None if new[-1]["role"] == "user" else "a tool's result can't be appended."
+        return _unbridged(new)
     return None if bridged == whole else f"appending differs from rendering: {_difference(renderer, bridged, whole)}"
 
 

@@ -104,12 +104,19 @@ class Recorder:
         limits: RecorderLimits,
         tracer: Tracer | None = None,
         model_name: str,
+        on_turn: Callable[[Turn], None] | None = None,
     ) -> None:
+        """Take what answers the calls.
+
+        Args:
+            role_of: who answers a call, and why.
+            on_turn: told of each turn once it is with the store, on the thread that made the call.
+        """
         self.request, self.rollout_id = request, request.rollout_id
         self.stopped: str | None = None
         self.lost = self.n_tool_calls = self.n_invalid_tool_calls = self.n_choices_missed = 0
         self._engine, self._renderer, self._store, self._limits = engine, renderer, store, limits
-        self._role_of, self._model_name = role_of, model_name
+        self._role_of, self._model_name, self._on_turn = role_of, model_name, on_turn
         self._spans = spans.CallSpans(tracer, model=model_name)
         self._started = time.monotonic()
         self._lock = threading.RLock()
@@ -428,6 +435,8 @@ class Recorder:
         with self._lock:
             self._turns[turn.index] = turn
         self._store.put_turn(turn)
+        if self._on_turn is not None:
+            self._on_turn(turn)
 
     def _stop(self, cause: str) -> NoReturn:
         self.stop(cause)

@@ -8,8 +8,9 @@ of renderer come out of it:
 * otherwise the chat template itself, with a suffix bridge: the template renders the new messages behind a synthetic
   assistant message, and what follows the end of that message is appended to the stored ids.
 
-Both are admitted by a probe: over conversations with tool calls, tool results and follow-ups a longer conversation
-must begin with the ids of a shorter one, and the bridge must give the ids of the whole rendered anew.
+Both are admitted by a probe, over conversations with tool calls, tool results and follow-ups. For a chat template a
+longer conversation must begin with the ids of a shorter one, and the bridge must give the ids of the whole rendered
+anew; a hand-written renderer may drop thinking from its history, so there only what its bridge adds is compared.
 
 Invariants: stored ids are never made again; a turn cut at its length gets the end-of-turn id it lacks, as context; tool
 calls are read by ids, so that a literal `<tool_call>` spelt in ordinary ids is text. A reply cut inside a tool call is
@@ -34,7 +35,7 @@ from agenttrain.capture.model_folder import (
     stop_ids_of,
     template_of,
 )
-from agenttrain.capture.probe import CONVERSATIONS, Conversation, bridge_fault, rendering_fault
+from agenttrain.capture.probe import CONVERSATIONS, Conversation, bridge_fault, rendering_fault, suffix_fault
 from agenttrain.errors import ModelError
 from agenttrain.protocols import Parsed
 from agenttrain.records import Ids, InvalidCall, ParsedCall
@@ -84,7 +85,7 @@ def open_renderer(
     identity = hashes_of(folder, tokenizer)
     if family is not None and family not in DEFAULT_NAMES:
         renderer = _family_renderer(tokenizer, family, history, stop_ids, identity, folder)
-        _refuse(bridge_fault(renderer, CONVERSATIONS), folder, family)
+        _refuse(suffix_fault(renderer, tokenizer.encode, CONVERSATIONS), folder, family)
         return renderer
     own = TemplateRenderer(tokenizer, history=history, stop_ids=stop_ids, hashes=identity, folder=folder)
     if family is None and (guessed := _guessed(own, folder, tokenizer, history, stop_ids, identity)) is not None:
@@ -131,8 +132,8 @@ class _Reader:
         )
         calls, invalid = _read_calls(read.tool_calls, response_ids, cut=end is None)
         return Parsed(
-            text=read.content or "",
-            reasoning=read.reasoning_content or None,
+            text=read.content.lstrip("\n") if read.reasoning_content else read.content or "",
+            reasoning=(read.reasoning_content or "").strip("\n") or None,
             tool_calls=calls,
             invalid_tool_calls=invalid,
         )
@@ -336,7 +337,7 @@ def _guessed(
         return None
     try:
         renderer = _family_renderer(tokenizer, family, history, stop_ids, hashes, folder)
-        if rendering_fault(renderer, own, CONVERSATIONS) or bridge_fault(renderer, CONVERSATIONS):
+        if rendering_fault(renderer, own, CONVERSATIONS) or suffix_fault(renderer, tokenizer.encode, CONVERSATIONS):
             return None
     except Exception:  # a wrong guess may fail anywhere in the library or the template
         return None

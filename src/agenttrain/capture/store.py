@@ -59,6 +59,9 @@ CREATE TABLE trajectories (rollout_id TEXT NOT NULL, place INTEGER NOT NULL, bod
 CREATE TABLE samples (rollout_id TEXT NOT NULL, place INTEGER NOT NULL, body TEXT NOT NULL, prompt_ids BLOB NOT NULL,
     response_ids BLOB NOT NULL, response_mask BLOB NOT NULL, response_logprobs BLOB NOT NULL,
     PRIMARY KEY (rollout_id, place));
+CREATE TABLE trained (rollout_id TEXT NOT NULL, place INTEGER NOT NULL, step INTEGER NOT NULL, life INTEGER NOT NULL,
+    body TEXT NOT NULL, prompt_ids BLOB NOT NULL, response_ids BLOB NOT NULL, response_mask BLOB NOT NULL,
+    response_logprobs BLOB NOT NULL, PRIMARY KEY (rollout_id, place));
 """
 
 ARRAYS: Final[Mapping[str, np.dtype[Any]]] = {
@@ -124,6 +127,15 @@ class SqliteStore:
     def put_result(self, result: RolloutResult) -> None:
         """Queue a rollout, its trajectories and samples. The task is read now: the graph may change it later."""
         rows = _result_rows(result)
+        self._send(lambda: rows)
+
+    def put_trained(self, step: int, life: int, samples: Sequence[Sample]) -> None:
+        """Queue what a step handed to its loss, exactly; a trajectory that is trained twice fails.
+
+        Args:
+            life: of the run, when the step was made.
+        """
+        rows = [_trained_row(step, life, sample) for sample in samples]
         self._send(lambda: rows)
 
     def flush(self) -> None:
@@ -225,7 +237,7 @@ def _insert(connection: sqlite3.Connection, table: str, values: tuple[Any, ...])
     marks = ", ".join("?" * len(values))
     if connection.execute(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", values).rowcount == 1:
         return
-    n_key = 2 if table in ("trajectories", "samples") else 1
+    n_key = 2 if table in ("trajectories", "samples", "trained") else 1
     columns = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")][:n_key]
     where = " AND ".join(f"{name} = ?" for name in columns)
     if connection.execute(f"SELECT * FROM {table} WHERE {where}", values[:n_key]).fetchone() != values:
@@ -292,6 +304,14 @@ class StoreView:
         for rollout, path in self._finished():
             with self._open(path) as connection:
                 yield _result(connection, rollout)
+
+    def trained_samples(self) -> list[Sample]:
+        """What was handed to the loss; of a step that was made again after a resume, the last time."""
+        rows = [row for path in self.paths() for row in self._rows(path, "SELECT * FROM trained")]
+        life_of: dict[int, int] = {}
+        for _, _, step, life, *_ in rows:
+            life_of[step] = max(life, life_of.get(step, 0))
+        return [_sample([*row[:2], *row[4:]]) for row in rows if row[3] == life_of[row[2]]]
 
     def intents(self) -> tuple[Intent, ...]:
         """Every call that was begun, by start; those with a turn are not lost."""
@@ -396,6 +416,11 @@ def _result_rows(result: RolloutResult) -> list[Row]:
     rows += [("trajectories", (id, i, _body(each), *_blobs(each))) for i, each in enumerate(result.trajectories)]
     rows += [("samples", (id, i, _body(each), *_blobs(each))) for i, each in enumerate(result.samples)]
     return rows
+
+
+def _trained_row(step: int, life: int, sample: Sample) -> Row:
+    rollout_id, place = sample.extra_fields["rollout_id"], sample.extra_fields["trajectory"]
+    return ("trained", (rollout_id, place, step, life, _body(sample), *_blobs(sample)))
 
 
 def _body(record: Turn | Trajectory | Sample) -> str:

@@ -15,7 +15,7 @@ from agenttrain.alarms import Alarm
 from agenttrain.commands.arguments import print_json
 from agenttrain.prepare import Job
 from agenttrain.records import RolloutResult
-from agenttrain.report import eval_text, fit_text, verdict
+from agenttrain.report import eval_text, fit_text
 from agenttrain.run_folder import RunFolder
 
 PHASES = {"baseline": "baseline", "train": "training", "held_out": "held-out", "eval": "evaluation"}
@@ -91,7 +91,7 @@ class Progress:
 def print_report(report: Mapping[str, Any], run: RunFolder) -> None:
     """The end of a fit on standard output."""
     _print_text(fit_text(report))
-    _print_text(f"{verdict(report)}\nreport: {run.path / 'report.md'}   policy: {run.policy}")
+    _print_text(f"report: {run.path / 'report.md'}\npolicy: {run.policy}")
 
 
 def print_evaluation(report: Mapping[str, Any], run: RunFolder) -> None:
