@@ -220,6 +220,17 @@ def test_template_history_begins_anew_when_thinking_would_be_dropped(folder: Pat
     assert open_renderer(str(folder)).extend(prompt, thought, asks, TOOLS) is not None
 
 
+def test_a_family_that_drops_thinking_is_admitted_by_what_its_bridge_adds(
+    tmp_path: Path, encode: Encode, make_folder: MakeFolder
+) -> None:
+    """What was sampled, thinking too, is never rendered anew."""
+    opened = open_renderer(str(make_folder(tmp_path, template=HERMES + "{# <think> #}")), family="prime-qwen3")
+    prompt, sampled = opened.render(ASKS, TOOLS), encode("<think>\nHm.\n</think>\n\nA lamp.<|im_end|>")
+    extended = opened.extend(prompt, sampled, [RESULT], TOOLS)
+    assert extended is not None
+    assert extended[: len(prompt) + len(sampled)] == prompt + sampled
+
+
 # Refusing
 
 
