@@ -54,7 +54,9 @@ class Desk:
         said = self.says(prompt_ids, sampling) if callable(self.says) else self.says
         return said if isinstance(said, Exception) else self._encode(said)
 
-    def open(self, *, request: RolloutRequest = REQUEST, tracer: Any = None, **limits: Any) -> Recorder:
+    def open(
+        self, *, request: RolloutRequest = REQUEST, tracer: Any = None, on_turn: Any = None, **limits: Any
+    ) -> Recorder:
         return Recorder(
             request=request,
             engine=self.engine,
@@ -64,6 +66,7 @@ class Desk:
             limits=RecorderLimits(**limits),
             tracer=tracer,
             model_name="policy",
+            on_turn=on_turn,
         )
 
     def kept(self) -> StoreView:
@@ -157,6 +160,22 @@ def test_a_frozen_call_is_answered_and_recorded_as_frozen(desk: Desk) -> None:
     recorder.answer(call(role="frozen", role_reason="node: plan"))
     assert (recorder.turns[0].role, recorder.turns[0].role_reason) == ("frozen", "node: plan")
     assert recorder.last_trained_turn is None
+
+
+def test_observers_are_told_of_each_turn(desk: Desk) -> None:
+    told: list[str] = []
+    recorder = desk.open(on_turn=lambda turn: told.append(turn.id))
+    recorder.answer(call())
+    recorder.auxiliary_ended(recorder.auxiliary_began(call(role="auxiliary")), None)
+    assert told == [turn.id for turn in recorder.turns]
+    assert len(told) == 2
+
+
+def test_a_closed_recorder_answers_no_more(desk: Desk) -> None:
+    recorder = desk.open()
+    recorder.close()
+    assert recorder.stopped is None
+    assert stops(recorder) == "aborted: the rollout has ended"
 
 
 def test_an_auxiliary_call_leaves_a_turn_without_ids(desk: Desk) -> None:

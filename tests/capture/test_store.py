@@ -183,6 +183,34 @@ def test_a_rollout_that_was_made_again_is_read_from_the_process_that_finished_it
         store.close()
 
 
+def trained(id: str, place: int = 0) -> Sample:
+    (sample,) = result(rollout_id=id).samples
+    return replace(sample, extra_fields={"rollout_id": id, "trajectory": place})
+
+
+def test_what_a_step_handed_to_its_loss_is_read_back_equal(tmp_path: Path) -> None:
+    store, samples = SqliteStore(tmp_path), [trained("r"), trained("r", 1), trained("s")]
+    store.put_trained(1, 0, samples)
+    store.close()
+    assert read_store(tmp_path).trained_samples() == samples
+
+
+def test_of_a_step_that_was_made_again_after_a_resume_the_last_time_counts(tmp_path: Path) -> None:
+    for life, ids in ((0, ["r", "s"]), (1, ["s"])):
+        store = SqliteStore(tmp_path)
+        store.put_trained(1, life, [trained(id) for id in ids])
+        store.close()
+    assert read_store(tmp_path).trained_samples() == [trained("s")]
+
+
+def test_a_trajectory_that_is_trained_again_in_another_step_fails(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path)
+    store.put_trained(1, 0, [trained("r")])
+    store.put_trained(2, 0, [trained("r")])
+    with pytest.raises(CaptureError, match="r was put into trained twice"):
+        store.close()
+
+
 def test_a_task_is_kept_as_it_was_when_it_was_put(tmp_path: Path) -> None:
     """Graphs change their input in place."""
     messages = ["hi"]

@@ -12,7 +12,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agenttrain.errors import CaptureError
-from agenttrain.records import CallSite, Role, StopReason, Trajectory, Turn
+from agenttrain.records import (
+    CallSite,
+    Reward,
+    Role,
+    Rollout,
+    RolloutRequest,
+    RolloutResult,
+    StopReason,
+    Task,
+    Trajectory,
+    Turn,
+)
+from agenttrain.sample.account import drifted, token_account
+from agenttrain.sample.build import build_samples
 from agenttrain.trajectory.tree import ABORTED, SUPERSEDED, extends_exactly, trajectories
 
 GENES = st.binary(min_size=14, max_size=63)
@@ -175,6 +188,22 @@ def test_an_untrained_span_says_why(genes: bytes) -> None:
         else:
             assert span.reason in ("", SUPERSEDED)
         assert span.trained == (span.reason == "")
+
+
+@settings(max_examples=300, deadline=None)
+@given(GENES)
+def test_the_account_adds_up_and_nothing_drifts(genes: bytes) -> None:
+    turns = tuple(rollout(genes))
+    built = trajectories(turns)
+    reward = Reward(score=1.0, parts=())
+    made = Rollout(id="r", task_id="t", phase="train", step=1, sibling=0, attempt=0, status="completed", reward=reward)
+    samples = build_samples(made, built)
+    request = RolloutRequest(task=Task(id="t", input={}), phase="train", step=1)
+    result = RolloutResult(request=request, rollout=made, turns=turns, trajectories=built, samples=samples)
+    account = token_account([result], samples)
+    assert account.trained == sum(sum(each.response_mask) for each in built)
+    assert account.frozen == sum(len(each.response_ids) for each in turns if each.role == "frozen")
+    assert drifted(samples, {each.id: each for each in turns}) == 0
 
 
 # Written out

@@ -114,6 +114,7 @@ class Recorder:
         """
         self.request, self.rollout_id = request, request.rollout_id
         self.stopped: str | None = None
+        self._closed = False
         self.lost = self.n_tool_calls = self.n_invalid_tool_calls = self.n_choices_missed = 0
         self._engine, self._renderer, self._store, self._limits = engine, renderer, store, limits
         self._role_of, self._model_name, self._on_turn = role_of, model_name, on_turn
@@ -179,7 +180,7 @@ class Recorder:
 
     def close(self) -> None:
         """The rollout has ended: later calls are refused, those in flight end as aborted, the engine's cache may go."""
-        self.stop("aborted: the rollout has ended")
+        self._closed = True
         self._engine.release(self.rollout_id)
 
     # Beginning a call
@@ -210,6 +211,8 @@ class Recorder:
     def _tokens_left(self) -> int:
         """How much may still be sampled; ends the rollout when a budget is spent. Hold the lock."""
         limits = self._limits
+        if self._closed:
+            self._stop("aborted: the rollout has ended")
         if self.stopped is not None:
             raise RolloutStop(self.stopped)
         if limits.turns is not None and self._n_policy_calls >= limits.turns:

@@ -275,6 +275,7 @@ class StoreView:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._births: dict[Path, float] = {}
 
     def rollouts(self) -> tuple[Rollout, ...]:
         """Every finished rollout, by start."""
@@ -325,11 +326,13 @@ class StoreView:
 
     def paths(self) -> tuple[Path, ...]:
         """The files, the oldest first."""
-        return tuple(path for _, path in sorted((self._born(path), path) for path in self.folder.glob("*.db")))
+        found = sorted(self.folder.glob("*.db"))
+        self._births |= {path: born for path in found if path not in self._births and (born := self._born(path))}
+        return tuple(sorted(found, key=lambda path: self._births.get(path, 0.0)))
 
     def _born(self, path: Path) -> float:
+        """Unix seconds; 0 where a process was killed before it had made its tables."""
         with self._open(path) as connection:
-            # A process that was killed before it had made its tables left an empty file.
             made = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'file'").fetchone()
             return float(connection.execute("SELECT created_at FROM file").fetchone()[0]) if made else 0.0
 
@@ -356,9 +359,10 @@ class StoreView:
     def _homes(self, rollout_id: str | None = None) -> dict[str, Path]:
         """Rollout id to the file that it is read from: the latest that finished it, else the latest that began it."""
         homes: dict[str, Path] = {}
+        paths = self.paths()
         where, values = ("", ()) if rollout_id is None else (" WHERE rollout_id = ?", (rollout_id,))
         for table in ("intents", "turns", "results"):
-            for path in self.paths():
+            for path in paths:
                 homes |= dict.fromkeys(
                     (id for (id,) in self._rows(path, f"SELECT DISTINCT rollout_id FROM {table}{where}", values)), path
                 )
