@@ -365,3 +365,16 @@ def test_weights_of_another_folder_replace_the_models(
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="holds no config"):
         LocalEngine(tmp_path)
+
+
+def test_one_at_a_time_the_order_of_arrival_changes_no_bit(model_folder: Folder) -> None:
+    """Equal to the last bit, also after other calls have filled the cache."""
+    rng = random.Random(3)
+    prompts = [random_ids(rng, rng.randrange(2, 40)) for _ in range(8)]
+    answers = []
+    for order in (range(8), [5, 2, 7, 0, 1, 6, 3, 4]):
+        with opened(model_folder("qwen3"), one_at_a_time=True) as engine:
+            futures = {i: engine.generate(prompts[i], sampling(seed=i), session=str(i % 3)) for i in order}
+            answers.append([futures[i].result(timeout=60) for i in range(8)])
+    assert answers[0] == answers[1]
+    assert all(answer.n_cached_ids == 0 for answer in answers[0])

@@ -92,14 +92,14 @@ def bandit(engine: Any, requests: Sequence[RolloutRequest], _on_done: Any) -> li
 
 
 @contextmanager
-def opened(folder: Path, run: Run = bandit, **settings: Any) -> Iterator[LocalTrainer]:
+def opened(folder: Path, run: Run = bandit, *, deterministic: bool = False, **settings: Any) -> Iterator[LocalTrainer]:
     chosen = {"steps": 8, "tasks_per_step": 4, "group_size": 8, "learning_rate": 1e-2} | settings
     trainer = LocalTrainer(
         TrainerContext(
             config=Config(trainer=chosen),  # type: ignore[arg-type]
             spec=RolloutSpec(graph_file="", attribute=None, config={}, run_dir="", model=str(folder)),
             tasks=TASKS,
-            open_engine=lambda: LocalEngine(folder),
+            open_engine=lambda: LocalEngine(folder, one_at_a_time=deterministic),
             run_rollouts=run,
         )
     )
@@ -264,6 +264,20 @@ def test_goes_on_from_a_checkpoint_as_if_it_had_never_stopped(model_folder: Fold
         assert [step.step for step in second.steps()] == [3, 4]
         after = weights_of(second)
     assert all(torch.allclose(expected[name], after[name], atol=1e-5) for name in expected)
+
+
+def test_deterministic_runs_end_in_equal_weights(model_folder: Folder) -> None:
+    """To the last bit, whatever the order in which the rollouts ask."""
+
+    def backwards(engine: Any, requests: Sequence[RolloutRequest], on_done: Any) -> list[RolloutResult]:
+        return bandit(engine, requests[::-1], on_done)[::-1]
+
+    ends = []
+    for run in (bandit, backwards):
+        with opened(model_folder("qwen3"), run, steps=2, deterministic=True) as trainer:
+            list(trainer.steps())
+            ends.append(weights_of(trainer))
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 
 
 def test_a_checkpoint_of_another_run_is_refused(model_folder: Folder, tmp_path: Path) -> None:

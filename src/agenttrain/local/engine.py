@@ -104,10 +104,12 @@ class LocalEngine:
         kv_bytes: int | None = None,
         threads: int = 1,
         weight_version: int = 0,
+        one_at_a_time: bool = False,
     ) -> None:
         """Load the model, test its cache, start the thread.
 
         Args:
+            one_at_a_time: answer each call alone and from an empty row, so that the order of arrival changes no bit.
             kv_bytes: memory the KV cache may grow to. None: a quarter of the machine's, or 60 % of the GPU's free.
             threads: operation threads of the CPU.
 
@@ -125,6 +127,8 @@ class LocalEngine:
         self._logits = policy.Logits(self.model)
         self._n_vocabulary = policy.vocabulary_size(self.model)
         self._threads = threads
+        self._alone = one_at_a_time
+        self._max_rows = 1 if one_at_a_time else MAX_ROWS
         self._kv_bytes = kv_bytes or _default_kv_bytes(self.device)
         self._rows: KVRows | None = None
         self._inbox: SimpleQueue[Call | Release | Update | None] = SimpleQueue()
@@ -147,7 +151,7 @@ class LocalEngine:
     @classmethod
     def from_context(cls, context: EngineContext) -> LocalEngine:
         """The engine that `engine.name = "local"` means."""
-        return cls(context.model, weights_from=context.weights_from)
+        return cls(context.model, weights_from=context.weights_from, one_at_a_time=context.config.run.deterministic)
 
     # ── any thread ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -326,7 +330,7 @@ class LocalEngine:
     def _admit(self) -> None:
         """Let waiting calls join: each gets a row, reads what the cache lacks and samples one id."""
         if self._rows is None:
-            while self._waiting and len(self._running) < MAX_ROWS:
+            while self._waiting and len(self._running) < self._max_rows:
                 self._running.append(self._waiting.pop(0))
             return
         while self._waiting:
@@ -347,15 +351,15 @@ class LocalEngine:
         for call in self._waiting:
             ids = call.to_read
             row: Row | None = None
-            source = rows.own_row(call.session, ids)
+            source = None if self._alone else rows.own_row(call.session, ids)
             if source is not None and 2 * source[1] >= len(source[0].ids):
                 row, n = source
             else:  # another conversation of the session owns that row: leave it whole, and copy what is common
-                found = rows.find(ids, call.hashes)
+                found = None if self._alone else rows.find(ids, call.hashes)
                 source = max((s for s in (source, found) if s), key=lambda s: s[1], default=None)
                 n = source[1] if source else 0
                 soon = max((coming[block] for block in call.hashes if block in coming), default=0)
-                full = len(self._running) + len(joining) >= MAX_ROWS
+                full = len(self._running) + len(joining) >= self._max_rows
                 row = None if full or soon - n >= WORTH_WAITING else rows.take(call.session, len(ids))
                 if row is None:
                     later.append(call)
