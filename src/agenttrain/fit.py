@@ -305,7 +305,7 @@ def fit(
         life = run.read_config()[1].get("life", 0) + 1
         run.drop_metrics_after(resume_from[0] if resume_from else 0)
     run.write_config(job.config.model_dump(), {**provenance(job), "life": life})
-    with _opened(job, run) as (store, runner, pool):
+    with opened(job, run) as (store, runner, pool):
         work = Fit(
             job=job,
             run=run,
@@ -324,7 +324,7 @@ def evaluate(job: Job, run: RunFolder, *, watcher: Watcher) -> dict[str, Any]:
     started = time.perf_counter()
     config = job.config
     run.write_config(config.model_dump(), provenance(job))
-    with _opened(job, run) as (store, _, pool), ExitStack() as stack:
+    with opened(job, run) as (store, _, pool), ExitStack() as stack:
         engine = None
         if job.model is not None:
             engine = job.plugins.engine(config.engine.name)(EngineContext(config=config, model=str(job.model)))
@@ -361,7 +361,7 @@ def evaluate(job: Job, run: RunFolder, *, watcher: Watcher) -> dict[str, Any]:
 
 
 @contextmanager
-def _opened(job: Job, run: RunFolder) -> Iterator[tuple[SqliteStore, Runner, RolloutPool]]:
+def opened(job: Job, run: RunFolder) -> Iterator[tuple[SqliteStore, Runner, RolloutPool]]:
     """Store, gate and graph, and the pool: opened in this order, closed in the other."""
     config = job.config
     with ExitStack() as stack:
