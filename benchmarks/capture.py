@@ -111,12 +111,14 @@ def main() -> None:
         began = time.perf_counter()
         plain = without_capture(graph, engine, job.held_out)
         middle = time.perf_counter()
-        with tempfile.TemporaryDirectory() as folder:
-            with opened(job, new_run(Path(folder), "capture")) as (store, _, pool):
-                opening = time.perf_counter()
-                results = pool.run(engine, evaluation_requests(job.held_out, "eval", 1, 0.0, i))
-                store.flush()
-                ended = time.perf_counter()
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            opened(job, new_run(Path(folder), "capture")) as (store, _, pool),
+        ):
+            opening = time.perf_counter()
+            results = pool.run(engine, evaluation_requests(job.held_out, "eval", 1, 0.0, i))
+            store.flush()
+            ended = time.perf_counter()
         rows.append({"without_s": middle - began, "with_s": ended - opening})
         right = sum(f"The answer is {t.reference}." == text for t, text in zip(job.held_out, plain, strict=True))
         successes = sum(result.rollout.success for result in results)
