@@ -1,0 +1,92 @@
+"""The README tells the truth: its Python runs, its commands and options exist, its keys are keys."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from agenttrain import plugins as plugins_module
+from agenttrain.cli import app
+from agenttrain.config import parse_assignments, resolve
+from agenttrain.trainable import trainable_of
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+MY_AGENT = """
+from langchain_openai import ChatOpenAI
+from langgraph.graph import START, MessagesState, StateGraph
+
+model = ChatOpenAI(model="gpt-4o-mini", api_key="unused")
+
+def agent(state: MessagesState):
+    return {"messages": [model.invoke(state["messages"])]}
+
+builder = StateGraph(MessagesState)
+builder.add_node("agent", agent)
+builder.add_edge(START, "agent")
+"""
+
+
+def commands_of_readme() -> list[str]:
+    """`agenttrain …` in code: lines of blocks, and inline."""
+    lines = re.findall(r"^\$ (agenttrain .+)$", README, re.MULTILINE)
+    return lines + re.findall(r"`(agenttrain [^`]+)`", README)
+
+
+def test_first_block_is_a_graph_that_can_be_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first Python block, with somebody's agent beside it, gives a decorated factory of a graph that runs."""
+    (tmp_path / "my_agent.py").write_text(MY_AGENT)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names: dict[str, object] = {"__name__": "readme", "__file__": str(tmp_path / "graph.py")}
+    exec(compile(PYTHON[0], "README.md", "exec"), names)
+    noted = trainable_of(names["graph"])
+    assert noted is not None
+    assert noted.model == "policy"
+    assert "agent" in names["graph"]().nodes  # type: ignore[operator]
+    sys.modules.pop("my_agent", None)
+
+
+def test_plugin_block_registers_its_estimator() -> None:
+    """The plugin block registers an advantage estimator by the hook."""
+    import types
+
+    module = types.ModuleType("readme_plugin")
+    exec(compile(PYTHON[1], "README.md", "exec"), vars(module))
+    plugins = plugins_module.Plugins.load(only="")
+    plugins.add(module, "readme")
+    assert plugins.advantage("best")([0.0, 1.0, 0.5]) == [0.0, 1.0, 0.0]
+
+
+def test_every_python_block_is_tested_here() -> None:
+    """A new Python block needs a test of its own."""
+    assert len(PYTHON) == 2
+
+
+@pytest.mark.parametrize("line", commands_of_readme())
+def test_commands_and_options_exist(line: str) -> None:
+    """Each command that the README writes exists, with each option that stands behind it."""
+    root = get_command(app)
+    words = line.split()
+    command = root.commands[words[1]]  # type: ignore[attr-defined]
+    known = {option for parameter in command.params for option in parameter.opts}
+    assert {word for word in words if word.startswith("--")} <= known
+
+
+def test_keys_named_are_keys() -> None:
+    """`--set key=value` in the README resolves."""
+    found = re.findall(r"--set ([a-z._]+=[^\s`]+)", README)
+    assignments = [each for each in found if each != "key=value"]
+    assert assignments
+    resolve(("README.md", parse_assignments(assignments)))
+
+
+def test_files_named_are_there() -> None:
+    """Each path under src, scripts or examples that the README names exists."""
+    named = set(re.findall(r"\b((?:src|scripts|examples|benchmarks|docs)/[\w./-]+)", README))
+    assert named
+    assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
