@@ -8,12 +8,10 @@ trainer owns the engines that serve it, and evaluates on them.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -25,18 +23,25 @@ from agenttrain import telemetry
 from agenttrain.alarms import Alarm, step_alarms, verifier_alarms
 from agenttrain.capture.store import SqliteStore, StoreView, read_store
 from agenttrain.errors import RoleError, RunError
+from agenttrain.figures import (
+    cpu_hours,
+    dropped_by_step,
+    groups_of,
+    replaced_model,
+    rollout_metrics,
+    token_table,
+    wall_seconds,
+)
 from agenttrain.pool import RolloutPool
 from agenttrain.prepare import Job, provenance
 from agenttrain.promotion.compare import Outcome, paired_difference, strict_values
 from agenttrain.promotion.summary import last_attempts, summarize
 from agenttrain.protocols import Engine, EngineContext, OnDone, Trainer, TrainerContext
-from agenttrain.records import Phase, RolloutRequest, RolloutResult, RolloutSpec, StepResult, Task, Turn
+from agenttrain.records import Phase, RolloutRequest, RolloutResult, RolloutSpec, StepResult, Task
 from agenttrain.report import RunFacts, eval_report, eval_text, fit_report, fit_text
 from agenttrain.reward.status import is_retried
 from agenttrain.rollout import Runner, open_runner
 from agenttrain.run_folder import RunFolder, check_room
-from agenttrain.sample.account import drifted, token_account
-from agenttrain.trajectory.prefix_breaks import prefix_breaks
 
 
 class Watcher(Protocol):
@@ -59,6 +64,10 @@ class RunStopped(Exception):
     def __init__(self, run_id: str, why: str) -> None:
         super().__init__(run_id, why)
         self.run_id, self.why = run_id, why
+
+
+class StoppedByAlarm(RunStopped):
+    """The same, at a loud alarm with `stop_on_alarm`."""
 
 
 @dataclass(slots=True)
@@ -85,9 +94,11 @@ class Fit:
         try:
             if resume_from is not None:
                 self.trainer.restore(resume_from[1])
-            baseline = self._evaluated("baseline") or self._evaluate("baseline")
+            with self._saved_when_stopped():
+                baseline = self._evaluated("baseline") or self._evaluate("baseline")
             self._train(baseline)
-            trained = self._evaluate("held_out")
+            with self._saved_when_stopped():
+                trained = self._evaluate("held_out")
             export_policy(self.trainer, self.run)
             return self._write_report(baseline, trained, time.perf_counter() - started)
         finally:
@@ -167,7 +178,7 @@ class Fit:
             if last or loud or step.step % config.checkpoint.every == 0:
                 self._save(step.step)
             if loud:
-                raise RunStopped(self.run.id, "a loud alarm, and --stop-on-alarm was given")
+                raise StoppedByAlarm(self.run.id, "a loud alarm, and --stop-on-alarm was given")
             self._refuse_unmatched_selectors()
 
     def _refuse_unmatched_selectors(self) -> None:
@@ -192,6 +203,7 @@ class Fit:
             "step": step.step,
             "weight_version": step.weight_version,
             "life": self.life,
+            "reward": None,
             **metrics,
             "alarms": [alarm.as_dict() for alarm in alarms],
             "dropped": dict(step.dropped),
@@ -230,7 +242,7 @@ class Fit:
 
     @contextmanager
     def _saved_when_stopped(self) -> Iterator[None]:
-        """Ctrl-C in a step: the weights of the last whole step are saved, and the resume command is told."""
+        """Ctrl-C while rollouts are made: the weights of the last whole step are saved."""
         try:
             yield
         except KeyboardInterrupt:
@@ -304,6 +316,7 @@ def fit(
         resume_from = newest_checkpoint(run)
         life = run.read_config()[1].get("life", 0) + 1
         run.drop_metrics_after(resume_from[0] if resume_from else 0)
+        run.report_json.unlink(missing_ok=True)
     run.write_config(job.config.model_dump(), {**provenance(job), "life": life})
     with opened(job, run) as (store, runner, pool):
         work = Fit(
@@ -418,101 +431,6 @@ def evaluation_requests(
         for task in tasks
         for repeat in range(repeats)
     ]
-
-
-def rollout_metrics(results: Sequence[RolloutResult]) -> dict[str, float]:
-    """A step's figures as the rollouts tell them, every attempt counted."""
-    n = len(results)
-    if not n:
-        return {}
-    rollouts = [result.rollout for result in results]
-    called = [any(turn.role == "trained" for turn in result.turns) for result in results]
-    usable = [result.rollout.reward is not None for result in results]
-    return {
-        "rollouts": n,
-        "success": sum(rollout.success for rollout in rollouts) / n,
-        "turns": sum(rollout.n_turns for rollout in rollouts) / n,
-        "tool_calls": sum(rollout.n_tool_calls for rollout in rollouts) / n,
-        "invalid_tool_calls": sum(rollout.n_invalid_tool_calls for rollout in rollouts) / n,
-        "environment_failures": sum(rollout.status == "environment_failure" for rollout in rollouts),
-        "policy_failures": sum(rollout.status == "policy_failure" for rollout in rollouts),
-        "unfinished": sum(rollout.status in ("truncated", "budget_exhausted") for rollout in rollouts),
-        "rollouts_without_trained_call": sum(ok and not has for ok, has in zip(usable, called, strict=True)),
-    }
-
-
-def groups_of(step: StepResult, results: Sequence[RolloutResult]) -> dict[str, list[tuple[str, str]]]:
-    """Task id to the (trace id, span id) of its trained rollouts, for the links of update spans."""
-    trained = set(step.trained_rollout_ids)
-    groups: dict[str, list[tuple[str, str]]] = {}
-    for result in results:
-        if result.rollout.id in trained:
-            ids = (result.rollout.trace_id, result.rollout.span_id)
-            groups.setdefault(result.rollout.task_id, []).append(ids)
-    return groups
-
-
-def dropped_by_step(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Rollout id to why the trainer did not train it, over all steps."""
-    return {rollout_id: reason for row in rows for rollout_id, reason in row["dropped"].items()}
-
-
-def wall_seconds(rows: Sequence[Mapping[str, Any]], view: StoreView, this_life: float, life: int) -> dict[str, float]:
-    """Seconds by what was done; `total` counts the earlier lives of a resumed run by their steps."""
-    earlier = sum(row["wall_s"] for row in rows if row["life"] < life)
-    sums = {key: sum(row.get(f"{key}_s", 0.0) for row in rows) for key in ("rollout", "train", "sync")}
-    return {"total": this_life + earlier, "evaluate": evaluation_seconds(view), **sums}
-
-
-def evaluation_seconds(view: StoreView) -> float:
-    """From the first evaluation rollout's start to the last one's end, by phase."""
-    total = 0.0
-    for phase in ("baseline", "held_out"):
-        spans = [(r.started_at, r.ended_at) for r in view.rollouts() if r.phase == phase]
-        if spans:
-            total += max(end for _, end in spans) - min(start for start, _ in spans)
-    return total
-
-
-def cpu_hours() -> float:
-    """CPU time of this process and its ended children, in hours."""
-    times = os.times()
-    return (times.user + times.system + times.children_user + times.children_system) / 3600
-
-
-def replaced_model(view: StoreView) -> str:
-    """Class and name of the user's model that the policy stood in for."""
-    for rollout in view.rollouts():
-        for turn in view.turns(rollout.id):
-            return f"{turn.site.model_class} {turn.site.model_name}".strip()
-    return "no model: the graph made no call"
-
-
-def token_table(view: StoreView, reasons: Mapping[str, str]) -> dict[str, Any]:
-    """`tokens` of the report: where every token that the policy sampled in training went, from the store alone."""
-    samples, breaks = view.trained_samples(), Counter[str]()
-    handed = {sample.extra_fields["rollout_id"] for sample in samples}
-    turns: dict[str, Turn] = {}
-
-    def training_results() -> Iterator[RolloutResult]:
-        for result in view.results():
-            if result.rollout.phase == "train":
-                breaks.update(prefix_breaks(result.turns))
-                if result.rollout.id in handed:
-                    turns.update({turn.id: turn for turn in result.turns})
-                yield result
-
-    account = token_account(training_results(), samples, reasons)
-    return {
-        "sampled": account.sampled,
-        "trained": account.trained,
-        "frozen": account.frozen,
-        "dropped": sum(account.dropped.values()),
-        "dropped_by_cause": dict(account.dropped),
-        "masked": account.masked,
-        "drifted": drifted(samples, turns),
-        "prefix_breaks": dict(breaks),
-    }
 
 
 def spec_of(job: Job, run: RunFolder) -> RolloutSpec:

@@ -1,0 +1,111 @@
+"""What a run's records add up to: figures of a step from its rollouts, of a run from its store and metrics.jsonl.
+
+Everything here is computed from what stands on the disk or from what a step returned; nothing is kept or written.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from agenttrain.capture.store import StoreView
+from agenttrain.records import RolloutResult, StepResult, Turn
+from agenttrain.sample.account import drifted, token_account
+from agenttrain.trajectory.prefix_breaks import prefix_breaks
+
+
+def rollout_metrics(results: Sequence[RolloutResult]) -> dict[str, float]:
+    """A step's figures as the rollouts tell them, every attempt counted."""
+    n = len(results)
+    if not n:
+        return {}
+    rollouts = [result.rollout for result in results]
+    called = [any(turn.role == "trained" for turn in result.turns) for result in results]
+    usable = [result.rollout.reward is not None for result in results]
+    return {
+        "rollouts": n,
+        "success": sum(rollout.success for rollout in rollouts) / n,
+        "turns": sum(rollout.n_turns for rollout in rollouts) / n,
+        "tool_calls": sum(rollout.n_tool_calls for rollout in rollouts) / n,
+        "invalid_tool_calls": sum(rollout.n_invalid_tool_calls for rollout in rollouts) / n,
+        "environment_failures": sum(rollout.status == "environment_failure" for rollout in rollouts),
+        "policy_failures": sum(rollout.status == "policy_failure" for rollout in rollouts),
+        "unfinished": sum(rollout.status in ("truncated", "budget_exhausted") for rollout in rollouts),
+        "rollouts_without_trained_call": sum(ok and not has for ok, has in zip(usable, called, strict=True)),
+    }
+
+
+def groups_of(step: StepResult, results: Sequence[RolloutResult]) -> dict[str, list[tuple[str, str]]]:
+    """Task id to the (trace id, span id) of its trained rollouts, for the links of update spans."""
+    trained = set(step.trained_rollout_ids)
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for result in results:
+        if result.rollout.id in trained:
+            ids = (result.rollout.trace_id, result.rollout.span_id)
+            groups.setdefault(result.rollout.task_id, []).append(ids)
+    return groups
+
+
+def dropped_by_step(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Rollout id to why the trainer did not train it, over all steps."""
+    return {rollout_id: reason for row in rows for rollout_id, reason in row["dropped"].items()}
+
+
+def wall_seconds(rows: Sequence[Mapping[str, Any]], view: StoreView, this_life: float, life: int) -> dict[str, float]:
+    """Seconds by what was done; `total` counts the earlier lives of a resumed run by their steps."""
+    earlier = sum(row["wall_s"] for row in rows if row["life"] < life)
+    sums = {key: sum(row.get(f"{key}_s", 0.0) for row in rows) for key in ("rollout", "train", "sync")}
+    return {"total": this_life + earlier, "evaluate": evaluation_seconds(view), **sums}
+
+
+def evaluation_seconds(view: StoreView) -> float:
+    """From the first evaluation rollout's start to the last one's end, by phase."""
+    total = 0.0
+    for phase in ("baseline", "held_out"):
+        spans = [(r.started_at, r.ended_at) for r in view.rollouts() if r.phase == phase]
+        if spans:
+            total += max(end for _, end in spans) - min(start for start, _ in spans)
+    return total
+
+
+def cpu_hours() -> float:
+    """CPU time of this process and its ended children, in hours."""
+    times = os.times()
+    return (times.user + times.system + times.children_user + times.children_system) / 3600
+
+
+def replaced_model(view: StoreView) -> str:
+    """Class and name of the user's model that the policy stood in for."""
+    for rollout in view.rollouts():
+        for turn in view.turns(rollout.id):
+            return f"{turn.site.model_class} {turn.site.model_name}".strip()
+    return "no model: the graph made no call"
+
+
+def token_table(view: StoreView, reasons: Mapping[str, str]) -> dict[str, Any]:
+    """`tokens` of the report: where every token that the policy sampled in training went, from the store alone."""
+    samples, breaks = view.trained_samples(), Counter[str]()
+    handed = {sample.extra_fields["rollout_id"] for sample in samples}
+    turns: dict[str, Turn] = {}
+
+    def training_results() -> Iterator[RolloutResult]:
+        for result in view.results():
+            if result.rollout.phase == "train":
+                breaks.update(prefix_breaks(result.turns))
+                if result.rollout.id in handed:
+                    turns.update({turn.id: turn for turn in result.turns})
+                yield result
+
+    account = token_account(training_results(), samples, reasons)
+    return {
+        "sampled": account.sampled,
+        "trained": account.trained,
+        "frozen": account.frozen,
+        "dropped": sum(account.dropped.values()),
+        "dropped_by_cause": dict(account.dropped),
+        "masked": account.masked,
+        "drifted": drifted(samples, turns),
+        "prefix_breaks": dict(breaks),
+    }
