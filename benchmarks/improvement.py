@@ -2,9 +2,9 @@
 
     python benchmarks/improvement.py [--seeds 1 2 3] [--fresh 500]
 
-For each seed, in a folder of its own and by the command line: `agenttrain fit` with its wall time; then base and
-trained policy on tasks that no run has seen; then `policy/` in plain transformers, whose greedy tokens must be those of the
-recorded turns. Prints one JSON object; exits 1 when a run misses what the README promises.
+For each seed, in a folder of its own and by the command line: `agenttrain fit` with its wall time; then the base and
+the trained policy on tasks that no run has seen; then `policy/` in plain transformers, whose greedy tokens must be
+those of the recorded turns. Prints one JSON object; exits 1 when a run misses what the README promises.
 """
 
 from __future__ import annotations
