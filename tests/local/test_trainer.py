@@ -240,6 +240,31 @@ def test_the_gradient_is_that_of_the_formula(
     assert max(float((g - e).abs().max()) for g, e in zip(grads, expected, strict=True)) < 1e-5 * max(1.0, scale)
 
 
+@pytest.mark.parametrize("architecture", ["qwen3", "llama", "gpt2", "gemma2"])
+def test_reading_a_common_beginning_once_changes_nothing(architecture: str, model_folder: Folder) -> None:
+    """Loss and gradient are those of reading each row in full."""
+    begin = tuple(range(3, 33))
+    kept = [
+        lesson_of("0", [((*begin, 5, 6, 7), (8, 9, 10, 11), (1, 1, 0, 1))], 1.3),
+        lesson_of("1", [((*begin, 40), (20, 21), (1, 1))], -0.7),
+        lesson_of("2", [((*begin, 5, 41), (22, 23, 24, 25, 26), (1, 0, 0, 0, 1))], 0.4),
+    ]
+    with opened(model_folder(architecture), minibatches=1) as trainer:
+        assert trainer._shortest_prefix == 16
+        trainer._n_workers = 1
+        loss, grads = gradient(trainer, kept)
+        trainer._shortest_prefix = None
+        loss_full, grads_full = gradient(trainer, kept)
+    assert abs(loss - loss_full) < 1e-6
+    assert max(float((a - b).abs().max()) for a, b in zip(grads, grads_full, strict=True)) < 2e-6
+
+
+@pytest.mark.parametrize("architecture", ["gemma3", "mamba"])
+def test_models_without_plain_attention_read_every_row_in_full(architecture: str, model_folder: Folder) -> None:
+    with opened(model_folder(architecture)) as trainer:
+        assert trainer._shortest_prefix is None
+
+
 @pytest.mark.parametrize("mean", ["token-mean", "rollout-mean"])
 def test_splitting_a_rollout_changes_neither_loss_nor_gradient(mean: str, model_folder: Folder) -> None:
     with opened(model_folder("qwen3"), minibatches=1, loss=mean) as trainer:

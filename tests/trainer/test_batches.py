@@ -138,6 +138,33 @@ def test_a_micro_batch_points_at_what_predicts_each_trained_token() -> None:
     assert batch.fresh.tolist() == [False, True, True]
 
 
+def test_a_common_beginning_is_read_once() -> None:
+    """Prompts 1 2 3 4 5 and 1 2 3 9: three ids are shared, and positions count from there."""
+    part = [
+        lesson("a", sample("a", prompt=(1, 2, 3, 4, 5), mask=(1, 0, 1))),
+        lesson("b", sample("b", prompt=(1, 2, 3, 9), mask=(1, 1))),
+    ]
+    (batch,) = micro_batches(
+        part, mean="token-mean", max_tokens=100, n_workers=1, weight_version=0, padding_id=0, shortest_prefix=3
+    )
+    assert batch.prefix.tolist() == [1, 2, 3]
+    assert batch.input_ids.tolist() == [[9, 10, 0, 0], [4, 5, 10, 11]]
+    assert batch.flat.tolist() == [0, 1, 4 + 1, 4 + 3]
+    (whole,) = micro_batches(
+        part, mean="token-mean", max_tokens=100, n_workers=1, weight_version=0, padding_id=0, shortest_prefix=4
+    )
+    assert whole.prefix.tolist() == []
+    assert whole.input_ids.tolist() == [[1, 2, 3, 9, 10, 0, 0], [1, 2, 3, 4, 5, 10, 11]]
+
+
+def test_the_id_that_predicts_the_first_trained_one_is_not_shared() -> None:
+    part = [lesson(name, sample(name, prompt=(1, 2, 3), mask=(1,))) for name in "ab"]
+    (batch,) = micro_batches(
+        part, mean="token-mean", max_tokens=100, n_workers=1, weight_version=0, padding_id=0, shortest_prefix=1
+    )
+    assert (batch.prefix.tolist(), batch.input_ids.tolist(), batch.flat.tolist()) == ([1, 2], [[3], [3]], [0, 1])
+
+
 def test_micro_batches_hold_to_the_budget_and_give_every_worker_one() -> None:
     part = [lesson(str(i), sample(mask=(1,) * (3 + i))) for i in range(8)]
     one = {"mean": "token-mean", "weight_version": 0, "padding_id": 0}

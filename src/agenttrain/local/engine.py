@@ -543,7 +543,7 @@ class LocalEngine:
 
     def _prepare_cache(self) -> None:
         """Use the cache if the model's attention is plain and a test confirms it; else say why not."""
-        self.kv_cache_reason = _why_not_plain(self.model.config, self.max_length)
+        self.kv_cache_reason = policy.why_not_plain(self.model.config, self.max_length)
         if self.kv_cache_reason:
             return
         with torch.inference_mode():
@@ -643,25 +643,6 @@ def _alike(joining: Sequence[tuple[Call, int]]) -> list[list[tuple[Call, int]]]:
             shortest = n
         groups[-1].append((call, start))
     return groups
-
-
-def _why_not_plain(config: Any, longest: int) -> str:
-    """Why a model's cache is not plain full attention, as far as its configuration tells. Empty: it may be."""
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    if getattr(text, "is_encoder_decoder", False):
-        return "the model has an encoder"
-    layer_types = set(getattr(text, "layer_types", None) or ())
-    window = getattr(text, "sliding_window", None)
-    if getattr(text, "use_sliding_window", True) is False or (isinstance(window, int) and window >= longest):
-        window = None
-        layer_types.discard("sliding_attention")
-    if other := layer_types - {"full_attention"}:
-        return f"layers of type {', '.join(sorted(other))}"
-    if window is not None and not layer_types:
-        return f"attention over a sliding window of {window}"
-    if getattr(text, "attention_chunk_size", None) is not None and not layer_types:
-        return "chunked attention"
-    return ""
 
 
 def _default_kv_bytes(device: torch.device) -> int:

@@ -120,6 +120,25 @@ def vocabulary_size(model: Any) -> int:
     return int(model.get_input_embeddings().weight.shape[0])
 
 
+def why_not_plain(config: Any, longest: int) -> str:
+    """Why a model's cache is not plain full attention, as far as its configuration tells. Empty: it may be."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    if getattr(text, "is_encoder_decoder", False):
+        return "the model has an encoder"
+    layer_types = set(getattr(text, "layer_types", None) or ())
+    window = getattr(text, "sliding_window", None)
+    if getattr(text, "use_sliding_window", True) is False or (isinstance(window, int) and window >= longest):
+        window = None
+        layer_types.discard("sliding_attention")
+    if other := layer_types - {"full_attention"}:
+        return f"layers of type {', '.join(sorted(other))}"
+    if window is not None and not layer_types:
+        return f"attention over a sliding window of {window}"
+    if getattr(text, "attention_chunk_size", None) is not None and not layer_types:
+        return "chunked attention"
+    return ""
+
+
 class Logits:
     """The logits of one model at chosen positions. Threads may share it; each picks for itself."""
 

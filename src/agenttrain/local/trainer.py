@@ -28,6 +28,7 @@ import torch
 
 from agenttrain.errors import ConfigError, RunError, TrainerError
 from agenttrain.local import policy
+from agenttrain.local.shared_prefix import logits_after, works
 from agenttrain.protocols import TrainerContext
 from agenttrain.records import RolloutRequest, RolloutResult, StepResult, Task
 from agenttrain.trainer import checkpoint
@@ -39,6 +40,8 @@ ADVANTAGES: Mapping[str, Callable[[Sequence[float]], list[float]]] = {
     "group": group_advantages,
     "centered": centered_advantages,
 }
+SHORTEST_PREFIX = 16
+"""Ids that the rows of a pass must begin with alike for that beginning to be read once."""
 NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 """Weight files of the base; an export writes its own."""
 
@@ -105,6 +108,12 @@ class LocalTrainer:
         self._parameters = [p for p in self._model.parameters() if p.requires_grad]
         self.n_parameters = sum(p.numel() for p in self._parameters)
         self._padding_id = _padding_id(self._model.config)
+        shares = works(
+            self._logits,
+            n_vocabulary=policy.vocabulary_size(self._model),
+            max_length=policy.max_length(self._model.config),
+        )
+        self._shortest_prefix = SHORTEST_PREFIX if shares else None
         self._optimizer = torch.optim.AdamW(
             self._parameters,
             lr=self._settings.learning_rate,
@@ -202,6 +211,7 @@ class LocalTrainer:
                 n_workers=self._n_workers,
                 weight_version=self.weight_version,
                 padding_id=self._padding_id,
+                shortest_prefix=self._shortest_prefix,
             )
             for part in minibatches(kept, self._settings.minibatches, seed=f"{self._config.seed}-{step}")
         ]
@@ -277,7 +287,11 @@ class LocalTrainer:
         Rows are padded on the right and attention is causal, so that no real position sees padding and no mask is
         needed; models with recurrent layers are right for the same reason.
         """
-        logits = self._logits.at(batch.flat, batch.input_ids, use_cache=False) / self._config.sampling.temperature
+        if len(batch.prefix):
+            logits = logits_after(self._logits, batch.prefix, batch.flat, batch.input_ids)
+        else:
+            logits = self._logits.at(batch.flat, batch.input_ids, use_cache=False)
+        logits = logits / self._config.sampling.temperature
         return -torch.nn.functional.cross_entropy(logits, batch.targets, reduction="none")
 
     @contextmanager

@@ -58,8 +58,10 @@ class Lessons:
 class MicroBatch:
     """One forward and backward pass; N trained tokens of B right-padded trajectories."""
 
+    prefix: torch.Tensor
+    """[P] ids that every row follows, none of them trained; P is 0 where nothing is shared."""
     input_ids: torch.Tensor
-    """[B, T]"""
+    """[B, T] what comes after the prefix."""
     flat: torch.Tensor
     """[N] row × T + column of the position whose logits predict each trained token."""
     targets: torch.Tensor
@@ -132,7 +134,14 @@ def minibatches(kept: Sequence[Lesson], n: int, *, seed: str) -> list[list[Lesso
 
 
 def micro_batches(
-    part: Sequence[Lesson], *, mean: LossMean, max_tokens: int, n_workers: int, weight_version: int, padding_id: int
+    part: Sequence[Lesson],
+    *,
+    mean: LossMean,
+    max_tokens: int,
+    n_workers: int,
+    weight_version: int,
+    padding_id: int,
+    shortest_prefix: int | None = None,
 ) -> list[MicroBatch]:
     """Lay out one update in passes of similar length.
 
@@ -140,6 +149,7 @@ def micro_batches(
         max_tokens: ids in one pass, padding included; a longer trajectory is a pass of its own.
         n_workers: passes that run at once; the number of passes is a multiple of it, where there are enough rows.
         weight_version: of the weights that this step began with.
+        shortest_prefix: a common beginning of a pass of at least this many ids is read once. None: never.
     """
     rows = [(sample, lesson) for lesson in part for sample in lesson.samples]
     each = token_weights(
@@ -149,7 +159,27 @@ def micro_batches(
     weighed.sort(key=lambda item: _n_ids(item[0]))
     lengths = [_n_ids(sample) for sample, *_ in weighed]
     passes = [weighed[start:end] for start, end in _even_cuts(lengths, max_tokens, n_workers)]
-    return [_micro_batch(items, weight_version=weight_version, padding_id=padding_id) for items in passes]
+    return [
+        _micro_batch(
+            items,
+            n_prefix=_n_shared([sample for sample, *_ in items], shortest_prefix),
+            weight_version=weight_version,
+            padding_id=padding_id,
+        )
+        for items in passes
+    ]
+
+
+def _n_shared(samples: Sequence[Sample], shortest: int | None) -> int:
+    """Ids that all samples begin with, up to the position that predicts the first trained one."""
+    if shortest is None or len(samples) < 2:
+        return 0
+    n = min(len(sample.prompt_ids) - 1 for sample in samples)
+    first = samples[0].prompt_ids
+    for sample in samples[1:]:
+        while sample.prompt_ids[:n] != first[:n]:
+            n = next(i for i in range(n) if sample.prompt_ids[i] != first[i])
+    return n if n >= shortest else 0
 
 
 def _cuts(lengths: Sequence[int], max_tokens: int) -> list[tuple[int, int]]:
@@ -183,8 +213,10 @@ def _n_ids(sample: Sample) -> int:
     return len(sample.prompt_ids) + len(sample.response_ids)
 
 
-def _micro_batch(items: Sequence[tuple[Sample, float, float]], *, weight_version: int, padding_id: int) -> MicroBatch:
-    width = max(_n_ids(sample) for sample, *_ in items) - 1
+def _micro_batch(
+    items: Sequence[tuple[Sample, float, float]], *, n_prefix: int, weight_version: int, padding_id: int
+) -> MicroBatch:
+    width = max(_n_ids(sample) for sample, *_ in items) - 1 - n_prefix
     input_ids: list[list[int]] = []
     flat: list[int] = []
     targets: list[int] = []
@@ -193,10 +225,10 @@ def _micro_batch(items: Sequence[tuple[Sample, float, float]], *, weight_version
     weights: list[float] = []
     fresh: list[bool] = []
     for row, (sample, advantage, weight) in enumerate(items):
-        ids = [*sample.prompt_ids, *sample.response_ids][:-1]
+        ids = [*sample.prompt_ids, *sample.response_ids][n_prefix:-1]
         input_ids.append(ids + [padding_id] * (width - len(ids)))
         trained = [t for t, mask in enumerate(sample.response_mask) if mask]
-        first = len(sample.prompt_ids) - 1
+        first = len(sample.prompt_ids) - 1 - n_prefix
         if first + trained[0] < 0:
             raise SampleError(
                 f"Rollout {sample.extra_fields.get('rollout_id')} trains its very first id, which nothing predicts. "
@@ -209,6 +241,7 @@ def _micro_batch(items: Sequence[tuple[Sample, float, float]], *, weight_version
         weights += [weight] * len(trained)
         fresh += [sample.extra_fields.get("min_global_steps", weight_version) == weight_version] * len(trained)
     return MicroBatch(
+        prefix=torch.tensor(items[0][0].prompt_ids[:n_prefix], dtype=torch.long),
         input_ids=torch.tensor(input_ids),
         flat=torch.tensor(flat),
         targets=torch.tensor(targets),
