@@ -11,13 +11,14 @@ from typing import Annotated, Any
 import typer
 
 from agenttrain import __version__
+from agenttrain.commands.arguments import print_error
 from agenttrain.commands.eval import eval_command
 from agenttrain.commands.fit import fit_command
 from agenttrain.commands.inspect import inspect_command
 from agenttrain.commands.plugins import plugins_command
-from agenttrain.errors import AgenttrainError, EngineError, RunError, TrainerError
+from agenttrain.errors import AgenttrainError
 
-FAILED, WRONG_USE = 1, 2
+WRONG_USE = 2
 
 app = typer.Typer(
     name="agenttrain",
@@ -50,17 +51,12 @@ def _root(
 
 def main(args: list[str] | None = None) -> None:
     """Run the command line and exit."""
-    _register_plugin_commands(app)
     try:
-        app(args)
+        _register_plugin_commands(app)
+        app(args, prog_name="agenttrain")
     except AgenttrainError as error:
-        typer.echo(f"{type(error).__name__}: {error}", err=True)
-        sys.exit(exit_code(error))
-
-
-def exit_code(error: AgenttrainError) -> int:
-    """1 for what failed under way, 2 for what was wrong from the start."""
-    return FAILED if isinstance(error, EngineError | TrainerError | RunError) else WRONG_USE
+        print_error(error)
+        sys.exit(WRONG_USE)
 
 
 def _register_plugin_commands(into: Any) -> None:

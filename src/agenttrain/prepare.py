@@ -87,8 +87,13 @@ def prepare(
     plugins.trainer(config.trainer.name)
     plugins.engine(config.engine.name)
     plugins.advantage(config.trainer.advantage)
+    with loaded.open() as graph:
+        input_schema, context_schema = graph.input_schema() or {}, graph.context_schema()
+        if needs_policy:
+            _refuse_second_model(graph, noted)
     _check_verifier(noted, target)
-    tasks = read_tasks(task_file or _task_file(config, noted, target))
+    file = task_file or _task_file(config, noted, target)
+    tasks = read_tasks(file)
     train, held_out = split_tasks(tasks)
     if task_file is not None:
         held_out = tasks if split is None else tuple(task for task in tasks if task.split == split)
@@ -96,11 +101,11 @@ def prepare(
         held_out = train
     chosen = held_out[: config.eval.tasks] if config.eval.tasks else held_out
     if not chosen:
-        raise TaskError(f'{target} has no held-out task to evaluate on. Give some rows split = "held_out".')
-    with loaded.open() as graph:
-        warnings = check_against_schema((*train, *chosen), graph.input_schema() or {}, graph.context_schema())
-        if needs_policy:
-            _refuse_second_model(graph, noted)
+        raise TaskError(
+            f"{file} has {len(tasks)} tasks, and none of the split that is evaluated ({split or 'held_out'}). "
+            'Give some rows "split": "held_out", or leave `split` out: 20 % of the rows are held out then.'
+        )
+    warnings = check_against_schema((*train, *chosen), input_schema, context_schema)
     model = model_folder(config) if needs_policy else None
     renderer = _renderer(config, model) if model is not None else None
     return Job(
@@ -129,6 +134,7 @@ def model_folder(config: Config) -> Path:
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ModelError(f"{path} holds no config.json: it is no Hugging Face model folder. Name one with --model.")
+        _check_weights(path)
         return path.resolve()
     try:
         from huggingface_hub import snapshot_download
@@ -139,6 +145,26 @@ def model_folder(config: Config) -> Path:
             f"{config.model!r} is no folder, and can't be fetched as a hub id ({type(error).__name__}). "
             "Name the folder of a Hugging Face model with --model."
         ) from None
+
+
+def _check_weights(folder: Path) -> None:
+    """Refuse a folder without weights, and weights that were copied only in part.
+
+    Raises:
+        ModelError: naming the file.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    files = [file for pattern in ("*.safetensors", "*.bin") for file in sorted(folder.glob(pattern))]
+    if not files:
+        raise ModelError(f"{folder} holds no weights. Save the model there with save_pretrained: model.safetensors.")
+    for file in files:
+        if file.suffix == ".safetensors":
+            try:
+                with safe_open(str(file), framework="np"):
+                    pass
+            except (SafetensorError, OSError) as error:
+                raise ModelError(f"{file} can't be read: {error}. Copy or save it once more, whole.") from None
 
 
 def provenance(job: Job) -> dict[str, Any]:

@@ -140,8 +140,9 @@ def new_run(root: Path, name: str, *, n_bytes: int = 0) -> RunFolder:
     """
     path = root.absolute() / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     try:
+        there = next(folder for folder in path.parents if folder.exists())
+        check_room(there, n_bytes + SPARE_BYTES)
         root.mkdir(parents=True, exist_ok=True)
-        check_room(root, n_bytes + SPARE_BYTES)
         for folder in (path, path / "rollouts", path / "checkpoints"):
             folder.mkdir()
     except RunError:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from agenttrain.config import parse_assignments
+from agenttrain.errors import AgenttrainError, EngineError, RunError, TrainerError
 
 RUNS = Path("runs")
+FAILED, STOPPED = 1, 130
 
 Graph = Annotated[str, typer.Argument(help="graph.py or graph.py:attribute.", metavar="GRAPH")]
 Model = Annotated[str | None, typer.Option("--model", help="Folder or hub id of the policy.")]
@@ -42,3 +45,25 @@ def print_json(value: Mapping[str, Any]) -> None:
     import json
 
     typer.echo(json.dumps(value))
+
+
+def print_error(error: AgenttrainError) -> None:
+    """One line on standard error: what kind, and its message."""
+    typer.echo(f"{type(error).__name__}: {error}", err=True)
+
+
+@contextmanager
+def work() -> Iterator[None]:
+    """What is done once all is checked: its own failures end the command with 1, Ctrl-C with 130.
+
+    A configuration that only the work shows to be wrong, such as a selector that matches no call, is left to the
+    caller like any other.
+    """
+    try:
+        yield
+    except (EngineError, TrainerError, RunError) as error:
+        print_error(error)
+        raise typer.Exit(FAILED) from None
+    except KeyboardInterrupt:
+        typer.echo("Stopped by Ctrl-C.", err=True)
+        raise typer.Exit(STOPPED) from None

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from agenttrain.commands.arguments import RUNS, Engine, Graph, Json, Model, Seed, Set, flag_tables, print_json
+from agenttrain.commands.arguments import RUNS, Engine, Graph, Json, Model, Seed, Set, flag_tables, print_json, work
 from agenttrain.errors import ConfigError
 
 
@@ -51,7 +51,7 @@ def eval_command(
     progress = Progress(job)
     folder = new_run(RUNS, f"eval-{job.name}")
     progress.starts(folder, resumed=False)
-    with telemetry_from_environment(folder.id):
+    with telemetry_from_environment(folder.id), work():
         report = evaluate(job, folder, watcher=progress)
     progress.close()
     if json:

@@ -7,15 +7,26 @@ from typing import Annotated
 
 import typer
 
-from agenttrain.commands.arguments import RUNS, Engine, Json, Model, Seed, Set, flag_tables, print_json
-from agenttrain.errors import ConfigError
-
-STOPPED = 130
+from agenttrain.commands.arguments import (
+    FAILED,
+    RUNS,
+    STOPPED,
+    Engine,
+    Json,
+    Model,
+    Seed,
+    Set,
+    flag_tables,
+    print_json,
+    work,
+)
+from agenttrain.errors import ConfigError, TaskError
 
 
 def fit_command(
     graph: Annotated[
-        str | None, typer.Argument(help="graph.py or graph.py:attribute; may be left out with --resume.")
+        str | None,
+        typer.Argument(help="graph.py or graph.py:attribute; may be left out with --resume.", metavar="[GRAPH]"),
     ] = None,
     trainer: Annotated[str | None, typer.Option("--trainer", help="local, or a plugin's.")] = None,
     engine: Engine = None,
@@ -35,7 +46,7 @@ def fit_command(
     """Measure a baseline, train, measure the same held-out tasks again, and report."""
     from agenttrain.commands.exporters import telemetry_from_environment
     from agenttrain.commands.progress import Progress, print_plan, print_report
-    from agenttrain.fit import RunStopped, fit
+    from agenttrain.fit import RunStopped, StoppedByAlarm, fit
     from agenttrain.prepare import prepare
     from agenttrain.run_folder import find_run, new_run
 
@@ -48,18 +59,24 @@ def fit_command(
     if graph is None:
         raise ConfigError("fit needs a graph: agenttrain fit graph.py, or agenttrain fit --resume RUN.")
     job = prepare(graph, cwd=Path.cwd(), flags=flags, saved=saved)
+    if not job.train:
+        raise TaskError('There is no task to train on: all rows are held out. Give some "split": "train".')
     if dry_run:
         print_plan(job, as_json=json)
+        return
+    if run is not None and (ended := run.read_report()) and ended["steps"] >= job.config.trainer.steps:
+        typer.echo(f"{run.id} has ended; this is its report. More steps: --set trainer.steps=N.", err=True)
+        print_json(ended) if json else print_report(ended, run)
         return
     progress = Progress(job)
     run = run or new_run(RUNS, job.name, n_bytes=bytes_needed(job))
     progress.starts(run, resumed=resume is not None)
-    with telemetry_from_environment(run.id):
+    with telemetry_from_environment(run.id), work():
         try:
             report = fit(job, run, watcher=progress, resume=resume is not None, stop_on_alarm=stop_on_alarm)
         except RunStopped as stopped:
             progress.stopped(stopped.run_id, stopped.why)
-            raise typer.Exit(STOPPED) from None
+            raise typer.Exit(FAILED if isinstance(stopped, StoppedByAlarm) else STOPPED) from None
     progress.close()
     if json:
         print_json(report)
@@ -80,8 +97,12 @@ def bytes_needed(job: object) -> int:
 
 def _same_graph(graph: str | None, made_by: dict[str, object]) -> str:
     """The run's own graph; another one is refused."""
-    own = str(made_by["graph"])
-    attribute = made_by.get("attribute")
-    if graph is not None and Path(graph.rpartition(":")[0] or graph).resolve() != Path(own):
-        raise ConfigError(f"--resume goes on with the run's own graph, {own}, and {graph} is another. Leave it out.")
-    return own if attribute is None else f"{own}:{attribute}"
+    own, attribute = Path(str(made_by["graph"])), made_by.get("attribute")
+    if graph is not None:
+        path, colon, name = graph.rpartition(":")
+        file, named = (path, name) if colon and name.isidentifier() else (graph, attribute)
+        if Path(file).resolve() != own or named != attribute:
+            raise ConfigError(
+                f"--resume goes on with the run's own graph, {own}:{attribute}, and {graph} is another. Leave it out."
+            )
+    return str(own) if attribute is None else f"{own}:{attribute}"

@@ -63,8 +63,9 @@ class Progress:
         )
 
     def step_done(self, row: Mapping[str, Any], n_steps: int, seconds_left: float) -> None:
+        reward = "none" if row["reward"] is None else f"{row['reward']:.3f} ± {row['reward_std']:.3f}"
         self._say(
-            f"step {row['step']:>3}/{n_steps}  reward {row['reward']:.3f} ± {row['reward_std']:.3f}  "
+            f"step {row['step']:>3}/{n_steps}  reward {reward}  "
             f"groups that teach {row['groups_trained']:.0f}/{row['groups']:.0f}  "
             f"{row['tokens_sampled'] / max(row['wall_s'], 1e-9):,.0f} tokens/s  {_duration(seconds_left)} left"
         )

@@ -247,16 +247,19 @@ def _second_model_text(
     second: Identity, second_node: str | None, one: Identity, one_node: str | None, detected: str | None
 ) -> str:
     why = f" ({detected})" if detected else ""
+    by_second = f"Node {second_node!r} calls" if second_node else "The graph calls"
+    by_one = f"node {one_node!r} calls " if one_node else ""
     return (
-        f"Node {second_node!r} calls {model_label(second)}{why}, and node {one_node!r} calls {model_label(one)}: two "
-        f"models, and nothing says who answers {_short(second, one)!r}. Add to @trainable: "
+        f"{by_second} {model_label(second)}{why}, and {by_one}{model_label(one)}: two models, and nothing says who "
+        f"answers {_short(second, one)!r}. Add to @trainable: "
         f"{' or '.join(_lines_to_paste(second, second_node, one))}."
     )
 
 
 def _lines_to_paste(second: Identity, second_node: str | None, one: Identity) -> list[str]:
     if second[:2] == one[:2]:
-        return [f'auxiliary=["node:{second_node}"] if your own model answers there']
+        where = second_node or "NAME"
+        return [f'auxiliary=["node:{where}"] if your own model answers there']
     return [
         f'auxiliary=["model:{_short(second, one)}"] if your own model answers there,',
         f'train=["model:{_short(one, second)}", "model:{_short(second, one)}"] if the policy learns both',
