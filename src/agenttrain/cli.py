@@ -28,10 +28,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("fit")(fit_command)
-app.command("eval")(eval_command)
-app.command("inspect")(inspect_command)
-app.command("plugins")(plugins_command)
+app.command("fit", short_help="Measure a baseline, train, measure again.")(fit_command)
+app.command("eval", short_help="Roll out tasks once more, and report.")(eval_command)
+app.command("inspect", short_help="Look at a run's rollouts, token by token.")(inspect_command)
+app.command("plugins", short_help="List plugins, and why some were left out.")(plugins_command)
 
 
 def _print_version(wanted: bool) -> None:

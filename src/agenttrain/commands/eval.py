@@ -29,7 +29,7 @@ def eval_command(
     json: Json = False,
 ) -> None:
     """Roll out tasks and report; writes a RUN of its own."""
-    from agenttrain.commands.exporters import telemetry_from_environment
+    from agenttrain.commands.exporters import exporting, wanted_exporter
     from agenttrain.commands.progress import Progress, print_evaluation
     from agenttrain.fit import evaluate
     from agenttrain.prepare import prepare
@@ -48,10 +48,10 @@ def eval_command(
     if tasks is not None and "tasks" not in flags.get("eval", {}):
         flags.setdefault("eval", {})["tasks"] = n_rows(tasks)
     job = prepare(graph, cwd=Path.cwd(), flags=flags, needs_policy=run != "as-is", task_file=tasks, split=split)
-    progress = Progress(job)
+    exporter, progress = wanted_exporter(), Progress(job)
     folder = new_run(RUNS, f"eval-{job.name}")
     progress.starts(folder, resumed=False)
-    with telemetry_from_environment(folder.id), work():
+    with exporting(exporter, folder.id), work():
         report = evaluate(job, folder, watcher=progress)
     progress.close()
     if json:

@@ -19,13 +19,8 @@ ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 
 
 @contextmanager
-def telemetry_from_environment(run_id: str) -> Iterator[None]:
-    """Export traces and metrics while the block runs, as OTEL_TRACES_EXPORTER (console, otlp, none) says.
-
-    Raises:
-        ConfigError: an exporter that is not known here.
-    """
-    exporter = _wanted_exporter()
+def exporting(exporter: str | None, run_id: str) -> Iterator[None]:
+    """Export traces and metrics while the block runs, to what `wanted_exporter` gave."""
     if exporter is None:
         yield
         return
@@ -52,7 +47,12 @@ def telemetry_from_environment(run_id: str) -> Iterator[None]:
         metering.shutdown()
 
 
-def _wanted_exporter() -> str | None:
+def wanted_exporter() -> str | None:
+    """console or otlp, as OTEL_TRACES_EXPORTER or an OTLP endpoint says. None: nothing is exported.
+
+    Raises:
+        ConfigError: an exporter that is not known here.
+    """
     if (environment("OTEL_SDK_DISABLED") or "").lower() == "true":
         return None
     named = environment("OTEL_TRACES_EXPORTER")

@@ -44,7 +44,7 @@ def fit_command(
     json: Json = False,
 ) -> None:
     """Measure a baseline, train, measure the same held-out tasks again, and report."""
-    from agenttrain.commands.exporters import telemetry_from_environment
+    from agenttrain.commands.exporters import exporting, wanted_exporter
     from agenttrain.commands.progress import Progress, print_plan, print_report
     from agenttrain.fit import RunStopped, StoppedByAlarm, fit
     from agenttrain.prepare import prepare
@@ -68,10 +68,10 @@ def fit_command(
         typer.echo(f"{run.id} has ended; this is its report. More steps: --set trainer.steps=N.", err=True)
         print_json(ended) if json else print_report(ended, run)
         return
-    progress = Progress(job)
+    exporter, progress = wanted_exporter(), Progress(job)
     run = run or new_run(RUNS, job.name, n_bytes=bytes_needed(job))
     progress.starts(run, resumed=resume is not None)
-    with telemetry_from_environment(run.id), work():
+    with exporting(exporter, run.id), work():
         try:
             report = fit(job, run, watcher=progress, resume=resume is not None, stop_on_alarm=stop_on_alarm)
         except RunStopped as stopped:
