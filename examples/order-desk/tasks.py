@@ -15,6 +15,7 @@ import hashlib
 import json
 import random
 from collections.abc import Callable
+from typing import NamedTuple
 
 # fmt: off
 ADJECTIVES = (
@@ -57,8 +58,17 @@ QUESTIONS = {
 LOOKUP = {"total": "get_price", "unit": "get_price", "left": "get_stock", "stock": "get_stock"}
 """The tool that a kind needs after get_order."""
 
-P_MERGED, P_LISTED, P_TIMEOUT = 0.28, 0.2, 0.07
-"""How often an order is merged, an item is listed under an SKU, and each of the three lookups times out."""
+
+class Odds(NamedTuple):
+    """How often things stand in the way of an answer, each from 0 to 1."""
+
+    merged: float
+    listed: float
+    timeout: float
+    """For each of the three lookups."""
+
+
+ODDS = Odds(merged=0.28, listed=0.15, timeout=0.05)
 
 
 def is_held_out(entity: str) -> bool:
@@ -104,7 +114,7 @@ def n_errors(kind: str, world: dict) -> int:
     return (world["merged"] is not None) + (world["sku"] is not None) + bool(timed_out)
 
 
-def task(split: str, seed: int, index: int) -> dict:
+def task(split: str, seed: int, index: int, odds: Odds = ODDS) -> dict:
     """One row of tasks.jsonl, the same for the same arguments; its `context` is what the tools see."""
     rng = random.Random(f"{split} {seed} {index}")
     kind = rng.choice(list(QUESTIONS))
@@ -115,9 +125,9 @@ def task(split: str, seed: int, index: int) -> dict:
         "qty": qty,
         "price": rng.randint(11, 99),
         "stock": qty + rng.randint(5, 80),
-        "merged": draw(order_id, rng, split=split) if rng.random() < P_MERGED else None,
-        "sku": sku(rng) if rng.random() < P_LISTED else None,
-        "timeouts": [name for name in ("get_order", "get_price", "get_stock") if rng.random() < P_TIMEOUT],
+        "merged": draw(order_id, rng, split=split) if rng.random() < odds.merged else None,
+        "sku": sku(rng) if rng.random() < odds.listed else None,
+        "timeouts": [name for name in ("get_order", "get_price", "get_stock") if rng.random() < odds.timeout],
     }
     question = rng.choice(QUESTIONS[kind]).format(order=world["order"])
     return {
