@@ -101,7 +101,7 @@ def _teaching(step: int, metrics: Mapping[str, float]) -> list[Alarm]:
 
 def _all_succeed(metrics: Mapping[str, float]) -> bool:
     """True when every rollout that its environment let end is a success."""
-    total = metrics.get("rollouts", 1.0)
+    total = _n_attempts(metrics)
     ended = total - metrics.get("environment_failures", 0.0)
     return ended > 0 and metrics.get("success", 0.0) * total >= ended - 1e-6
 
@@ -115,7 +115,7 @@ def _logprob_gap(step: int, metrics: Mapping[str, float]) -> list[Alarm]:
 
 
 def _environment(step: int, metrics: Mapping[str, float]) -> list[Alarm]:
-    n, total = metrics.get("environment_failures", 0.0), metrics.get("rollouts", 0.0)
+    n, total = metrics.get("environment_failures", 0.0), _n_attempts(metrics)
     if not n or not total:
         return []
     share = n / total
@@ -123,6 +123,11 @@ def _environment(step: int, metrics: Mapping[str, float]) -> list[Alarm]:
     text += ": agenttrain inspect names the causes."
     severity: Literal["note", "loud"] = "loud" if share > ENVIRONMENT_FAILURE_SHARE else "note"
     return [Alarm(code="environment_failures", severity=severity, step=step, message=text)]
+
+
+def _n_attempts(metrics: Mapping[str, float]) -> float:
+    """Rollouts that were made, those that were tried again counted each time, as success and failures are."""
+    return metrics.get("attempts", metrics.get("rollouts", 0.0))
 
 
 def _loud(code: str, step: int, message: str) -> Alarm:

@@ -5,7 +5,10 @@ Exit codes: 0 done, 1 the work failed, 2 the arguments or the set-up are wrong, 
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
+import time
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +22,8 @@ from agenttrain.commands.plugins import plugins_command
 from agenttrain.errors import AgenttrainError
 
 WRONG_USE = 2
+EXIT_WAIT_S = 3.0
+"""How long the process waits at its end for threads of the user's graphs."""
 
 app = typer.Typer(
     name="agenttrain",
@@ -50,13 +55,39 @@ def _root(
 
 
 def main(args: list[str] | None = None) -> None:
-    """Run the command line and exit."""
+    """Run the command line and exit.
+
+    Args:
+        args: None for those of this process, which then ends in any case.
+    """
+    code = _exit_code(args)
+    if args is None:
+        _end_in_any_case(code)
+    sys.exit(code)
+
+
+def _exit_code(args: list[str] | None) -> int:
     try:
         _register_plugin_commands(app)
         app(args, prog_name="agenttrain")
     except AgenttrainError as error:
         print_error(error)
-        sys.exit(WRONG_USE)
+        return WRONG_USE
+    except SystemExit as exit_:
+        return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+    return 0
+
+
+def _end_in_any_case(code: int) -> None:
+    """End the process soon, even where a tool of the user's hangs in a thread that Python would wait for."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+    def end() -> None:
+        time.sleep(EXIT_WAIT_S)
+        os._exit(code)
+
+    threading.Thread(target=end, name="agenttrain-exit", daemon=True).start()
 
 
 def _register_plugin_commands(into: Any) -> None:

@@ -11,7 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agenttrain.capture.store import StoreView
-from agenttrain.records import RolloutResult, StepResult, Turn
+from agenttrain.records import Rollout, RolloutResult, StepResult, Turn
+from agenttrain.reward.status import may_train
+from agenttrain.rollout import NOT_ADMITTED
 from agenttrain.sample.account import drifted, token_account
 from agenttrain.trajectory.prefix_breaks import prefix_breaks
 
@@ -25,7 +27,7 @@ def rollout_metrics(results: Sequence[RolloutResult]) -> dict[str, float]:
     called = [any(turn.role == "trained" for turn in result.turns) for result in results]
     usable = [result.rollout.reward is not None for result in results]
     return {
-        "rollouts": n,
+        "attempts": n,
         "success": sum(rollout.success for rollout in rollouts) / n,
         "turns": sum(rollout.n_turns for rollout in rollouts) / n,
         "tool_calls": sum(rollout.n_tool_calls for rollout in rollouts) / n,
@@ -51,6 +53,12 @@ def groups_of(step: StepResult, results: Sequence[RolloutResult]) -> dict[str, l
 def dropped_by_step(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Rollout id to why the trainer did not train it, over all steps."""
     return {rollout_id: reason for row in rows for rollout_id, reason in row["dropped"].items()}
+
+
+def left_out(rollouts: Sequence[Rollout]) -> dict[str, str]:
+    """Rollout id to why no trainer got it, in words that many rollouts share: its status, or a plugin's reason."""
+    kept_out = {r.id: f"status {r.status}" for r in rollouts if not may_train(r.status)}
+    return kept_out | {r.id: r.cause for r in rollouts if r.cause.startswith(NOT_ADMITTED)}
 
 
 def wall_seconds(rows: Sequence[Mapping[str, Any]], view: StoreView, this_life: float, life: int) -> dict[str, float]:

@@ -47,6 +47,8 @@ from agenttrain.trajectory.tree import trajectories
 
 SUPERSTEPS_PER_TURN = 8
 """LangGraph's own default lets a looping graph run for 10,007 supersteps; ours grows with limits.turns."""
+NOT_ADMITTED = "not admitted: "
+"""Before a plugin's reason, in the cause of a rollout that it kept out of training."""
 
 
 @dataclass(slots=True)
@@ -267,7 +269,7 @@ class Runner:
         reason = self.plugins.admit(result) if result.samples else None
         if reason is None:
             return result
-        return replace(result, samples=(), rollout=replace(result.rollout, cause=f"not admitted: {reason}"))
+        return replace(result, samples=(), rollout=replace(result.rollout, cause=f"{NOT_ADMITTED}{reason}"))
 
     def _late(self, flight: _Flight) -> RolloutResult:
         """The graph came back after it was abandoned: its record stands already."""

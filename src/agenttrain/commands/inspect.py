@@ -79,18 +79,20 @@ def _list(rollouts: Sequence[Rollout], view: StoreView, limit: int, *, as_json: 
         return
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     counts = Counter((rollout.phase, rollout.status) for rollout in rollouts)
     for (phase, status), count in sorted(counts.items()):
         console.print(f"{phase}: {count} {status}")
     if lost:
-        console.print(f"calls whose answer was lost: {len(lost)}, in {', '.join(sorted(set(lost))[:5])}", style="red")
+        named = ", ".join(sorted(set(lost))[:5])
+        console.print(f"calls whose answer was lost: {len(lost)}, in {named}", style="red", markup=False)
     table = Table("rollout", "status", "reward", "success", "turns", "tools", "tokens", "cause")
     for rollout in rollouts[-limit:]:
         row = _row(rollout)
         reward = "none" if row["reward"] is None else f"{row['reward']:.3f}"
-        table.add_row(
+        cells = (
             rollout.id,
             rollout.status,
             reward,
@@ -100,6 +102,7 @@ def _list(rollouts: Sequence[Rollout], view: StoreView, limit: int, *, as_json: 
             str(rollout.n_sampled_ids),
             rollout.cause[:60],
         )
+        table.add_row(*map(Text, cells))
     console.print(table)
     if len(rollouts) > limit:
         console.print(f"the last {limit} of {len(rollouts)}; --limit shows more, --status and --phase choose")

@@ -1,0 +1,118 @@
+"""`agenttrain inspect`: a run's rollouts as a list, and one of them token by token."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from agenttrain.capture.render import open_renderer
+from agenttrain.commands.inspect import CONTEXT, FROZEN, TRAINED, response_text
+
+TWICE = """
+builder.add_node("draft", agent)
+builder.add_node("agent", agent)
+builder.set_entry_point("draft")
+builder.add_edge("draft", "agent")
+"""
+
+
+@pytest.fixture
+def fitted(new_project: Any, command: Any) -> Any:
+    """A project after a fit of one step, of a graph that calls twice and freezes the first call."""
+    project = new_project(
+        TWICE,
+        decorated="graph = trainable(builder, model=POLICY, tasks='tasks.jsonl', verifier=score, frozen=['draft'])\n",
+    )
+    done = command("fit", "graph.py", "--set", "trainer.steps=1")
+    assert done.code == 0, done.err
+    return project
+
+
+def test_a_run_is_listed(fitted: Any, command: Any) -> None:
+    """Counts by phase and status, then the newest rollouts; --json has all of them."""
+    run = fitted.run.id
+    listed = command("inspect", run, "--json").json
+    assert len(listed["rollouts"]) == 3 + 4 + 3
+    assert listed["lost_calls"] == []
+    assert {row["status"] for row in listed["rollouts"]} <= {"completed", "truncated"}
+    assert len(command("inspect", run, "--json", "--phase", "train").json["rollouts"]) == 4
+    assert command("inspect", run, "--json", "--status", "aborted").json["rollouts"] == []
+    said = command("inspect", fitted.run.path, "--limit", "2").out
+    assert said.startswith("baseline: ")
+    assert said.endswith("the last 2 of 10; --limit shows more, --status and --phase choose\n")
+
+
+def test_a_rollout_is_shown(fitted: Any, command: Any) -> None:
+    """Its status, reward and parts, each turn with its role, and each trajectory with its tokens."""
+    rollout = next(r for r in fitted.store.rollouts() if r.phase == "train")
+    rollout_id, turns = rollout.id, fitted.store.turns(rollout.id)
+    said = command("inspect", fitted.run.id, rollout_id, "--logprobs").out
+    assert said.startswith(f"{f'{rollout_id}: {rollout.status} {rollout.cause}'.rstrip()}\nreward: ")
+    assert "   score " in said
+    assert f"turn 0 draft: frozen (frozen: draft), {len(turns[0].prompt_ids)} + 6 tokens, length" in said
+    assert "turn 1 agent: trained (the graph's one model)" in said
+    assert said.count(" v0 '") == sum(len(turn.response_ids) for turn in turns if turn.role == "trained")
+    assert said.endswith("green is trained, yellow is frozen or dropped, grey is context\n")
+    shown = command("inspect", fitted.run.id, rollout_id, "--json").json
+    assert [turn["role"] for turn in shown["turns"]] == ["frozen", "trained"]
+    assert [list(turn.response_ids) for turn in turns] == [turn["response_ids"] for turn in shown["turns"]]
+
+
+def test_tokens_are_coloured_by_what_they_are(fitted: Any, policy_folder: Any) -> None:
+    """Trained ones green, frozen ones yellow, context grey; together the whole response."""
+    renderer = open_renderer(str(policy_folder), family="default", history="keep")
+    rollout_id = next(r.id for r in fitted.store.rollouts() if r.phase == "train")
+    frozen, trained = fitted.store.turns(rollout_id)
+    styles: dict[str, str] = {}
+    for path in fitted.store.trajectories(rollout_id):
+        text = response_text(path, renderer)
+        assert text.plain == renderer.decode(path.response_ids)
+        for span in text.spans:
+            styles[str(span.style)] = styles.get(str(span.style), "") + text.plain[span.start : span.end]
+    assert styles[TRAINED] == renderer.decode(trained.response_ids)
+    assert styles[FROZEN] == renderer.decode(frozen.response_ids)
+    assert styles.keys() <= {TRAINED, FROZEN, CONTEXT}
+    console = Console(file=io.StringIO(), force_terminal=True, color_system="standard", width=200)
+    console.print(text)
+    assert "\x1b[" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_an_ambiguous_or_unknown_rollout(fitted: Any, command: Any) -> None:
+    """The start of an id is enough while it fits one; else some that fit are named."""
+    run = fitted.run.id
+    done = command("inspect", run, "train-")
+    assert done.code == 2
+    assert done.err.startswith("RunError: 4 rollouts begin with 'train-', for example train-1-task-")
+    done = command("inspect", run, "nothing")
+    assert done.err.startswith("RunError: No rollout is named 'nothing' in this run. agenttrain inspect RUN lists them")
+    assert command("inspect", run, "baseline-0-task-4").out.startswith("baseline-0-task-4-0-0: ")
+
+
+def test_names_that_look_like_markup(new_project: Any, command: Any, task_rows: list[dict[str, Any]]) -> None:
+    """Ids and causes are a user's own text, and are shown as they are."""
+    row = {**task_rows[-1], "id": "[/red] [bold]x[/bold]"}
+    decorated = """
+def broken(task, state):
+    raise ValueError("[/closed] what was never opened")
+graph = trainable(builder, model=POLICY, tasks="tasks.jsonl", verifier=broken)
+"""
+    project = new_project(decorated=decorated, tasks=[row])
+    assert command("eval", "graph.py", "--json").json["environment_failures"] == 1
+    done = command("inspect", project.run.id)
+    assert done.code == 0
+    assert "[/red]" in done.out
+    assert "eval: 3 environment_failure\n" in done.out
+
+
+def test_a_lost_call_is_named(fitted: Any, command: Any) -> None:
+    """A call that was begun and never answered, as a killed process leaves it."""
+    from agenttrain.capture.store import SqliteStore
+
+    store = SqliteStore(fitted.run.rollouts)
+    store.put_intent(turn_id="train-1-task-0-[/x]#0", rollout_id="train-1-task-0-[/x]", started_at=0.0)
+    store.close()
+    assert command("inspect", fitted.run.id, "--json").json["lost_calls"] == ["train-1-task-0-[/x]"]
+    assert "calls whose answer was lost: 1, in train-1-task-0-[/x]\n" in command("inspect", fitted.run.id).out
