@@ -39,12 +39,13 @@ CONTEXT_LENGTH = 2048
 ODDS = tasks.Odds(merged=0.3, listed=0.28, timeout=0.1)
 """The clerk's tasks are harder than those of tasks.jsonl, so that more is seen of every error."""
 
-STEPS = 1200
+STEPS, PLANNED_STEPS = 900, 1200
+"""Stops before the plan of the learning rates ends: later, the items of training tasks are learnt by heart."""
 DEMONSTRATIONS = 20
 """Demonstrations in a batch."""
 COPY_ROWS = 20
 """Copy rows in a batch, during the first part of the run."""
-COPY_PART = 0.6
+COPY_STEPS = 720
 ROWS_AT_ONCE = 8
 """Rows in one forward pass; two passes run at the same time, one thread each."""
 MATRIX_LEARNING_RATE, EMBEDDING_LEARNING_RATE, NORM_LEARNING_RATE = 0.02, 3e-3, 1e-2
@@ -410,8 +411,8 @@ def optimizers(model: Qwen3ForCausalLM) -> list[torch.optim.Optimizer]:
 
 
 def pace(step: int) -> float:
-    """Factor on the learning rates: 20 steps of warm-up, and a linear way down over the second half."""
-    return min(1.0, (step + 1) / 20, max(0.02, (STEPS - step) / (0.5 * STEPS)))
+    """Factor on the learning rates: 20 steps of warm-up, and a linear way down over the second half of the plan."""
+    return min(1.0, (step + 1) / 20, (PLANNED_STEPS - step) / (0.5 * PLANNED_STEPS))
 
 
 def train(model: Qwen3ForCausalLM, rows: Rows) -> None:
@@ -421,7 +422,7 @@ def train(model: Qwen3ForCausalLM, rows: Rows) -> None:
     schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, pace) for optimizer in both]
     with ThreadPoolExecutor(2, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         for step in range(STEPS):
-            n_copies = COPY_ROWS if step < COPY_PART * STEPS else 0
+            n_copies = COPY_ROWS if step < COPY_STEPS else 0
             batch = rows.of([*islice(talks, DEMONSTRATIONS), *islice(copies, n_copies)])
             batch.sort(key=lambda row: -len(row.ids))
             n_written = sum(sum(row.mask) for row in batch)
