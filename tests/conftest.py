@@ -35,7 +35,8 @@ def agent(state: MessagesState):
 
 def score(task: Task, state: dict) -> float:
     last = state["messages"][-1]
-    return sum(map(ord, repr((last.content, last.tool_calls, last.invalid_tool_calls)))) % 5 / 4
+    calls = getattr(last, "tool_calls", ()), getattr(last, "invalid_tool_calls", ())
+    return sum(map(ord, repr((last.content, calls)))) % 5 / 4
 """
 """What every graph of these tests begins with; the verifier gives nearly any two answers different scores."""
 

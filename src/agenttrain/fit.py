@@ -42,7 +42,7 @@ from agenttrain.records import Phase, RolloutRequest, RolloutResult, RolloutSpec
 from agenttrain.report import RunFacts, eval_report, eval_text, fit_report, fit_text
 from agenttrain.reward.status import is_retried
 from agenttrain.rollout import Runner, open_runner
-from agenttrain.run_folder import RunFolder, check_room
+from agenttrain.run_folder import RunFolder
 
 
 class Watcher(Protocol):
@@ -100,7 +100,7 @@ class Fit:
             self._train(baseline)
             with self._saved_when_stopped():
                 trained = self._evaluate("held_out")
-            export_policy(self.trainer, self.run)
+            self._export()
             return self._write_report(baseline, trained, time.perf_counter() - started)
         finally:
             self.trainer.close()
@@ -225,21 +225,33 @@ class Fit:
     def _save(self, step: int) -> None:
         """A checkpoint is whole or not there: written aside, then renamed."""
         target = self.run.checkpoints / f"step-{step:05d}"
-        part = target.with_name(f".{target.name}.part")
-        try:
-            shutil.rmtree(part, ignore_errors=True)
-            part.mkdir()
-            self.trainer.save(part)
+        aside = target.with_name(f".{target.name}.part")
+        with self._written(f"The checkpoint of step {step}", aside):
+            (aside / target.name).mkdir(parents=True)
+            self.trainer.save(aside / target.name)
             shutil.rmtree(target, ignore_errors=True)
-            part.rename(target)
-        except OSError as error:
-            shutil.rmtree(part, ignore_errors=True)
-            raise RunError(
-                f"The checkpoint of step {step} can't be written: {error.strerror or error}. The ones before it are "
-                f"whole: make room, then agenttrain fit --resume {self.run.id}."
-            ) from error
+            (aside / target.name).rename(target)
         self.run.prune_checkpoints(self.job.config.checkpoint.keep)
         self.job.plugins.observe("agenttrain_checkpoint_written", step=step, folder=target)
+
+    @contextmanager
+    def _written(self, what: str, aside: Path) -> Iterator[None]:
+        """Give a trainer an empty place to write to, which goes when the block ends.
+
+        Raises:
+            RunError: it could not be written; what libraries raise on a full disk is no OSError always.
+        """
+        shutil.rmtree(aside, ignore_errors=True)
+        try:
+            yield
+        except Exception as error:
+            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            raise RunError(
+                f"{what} can't be written: {why}. What was written before is whole: make room, then "
+                f"agenttrain fit --resume {self.run.id}."
+            ) from error
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
 
     @contextmanager
     def _saved_when_stopped(self) -> Iterator[None]:
@@ -253,6 +265,14 @@ class Fit:
             if step not in [known for known, _ in self.run.checkpoint_folders()]:
                 self._save(step)
             raise RunStopped(self.run.id, "stopped by Ctrl-C") from None
+
+    def _export(self) -> None:
+        """policy/: written aside and renamed, so that a folder of that name is whole."""
+        aside = self.run.path / ".policy.part"
+        with self._written(str(self.run.policy), aside):
+            self.trainer.export(aside)
+            shutil.rmtree(self.run.policy, ignore_errors=True)
+            aside.rename(self.run.policy)
 
     def _write_report(self, baseline: Mapping[str, Any], trained: Mapping[str, Any], wall_s: float) -> dict[str, Any]:
         config, rows = self.job.config, self.run.metrics()
@@ -450,25 +470,3 @@ def newest_checkpoint(run: RunFolder) -> tuple[int, Path] | None:
     """(step, folder), or None when the run was stopped before its first one."""
     folders = run.checkpoint_folders()
     return folders[-1] if folders else None
-
-
-def export_policy(trainer: Trainer, run: RunFolder) -> None:
-    """policy/: written aside and renamed, so that a folder of that name is whole.
-
-    Raises:
-        RunError: it can't be written; the checkpoints stand.
-    """
-    part = run.path / ".policy.part"
-    try:
-        check_room(run.path, 4 * trainer.n_parameters)
-        shutil.rmtree(part, ignore_errors=True)
-        trainer.export(part)
-        shutil.rmtree(run.policy, ignore_errors=True)
-        part.rename(run.policy)
-    except RunError:
-        raise
-    except OSError as error:
-        raise RunError(
-            f"{run.policy} can't be written: {error.strerror or error}. "
-            f"Make room, then agenttrain fit --resume {run.id}."
-        ) from error

@@ -1,0 +1,451 @@
+"""Faults under way: each ends as the status table says, nothing broken is trained, and the run goes on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agenttrain.capture.store import SqliteStore
+from agenttrain.graph.load import load_module
+from agenttrain.pool import RolloutPool
+from agenttrain.prepare import Job, prepare
+from agenttrain.protocols import EngineContext
+from agenttrain.records import RolloutRequest, RolloutResult
+from agenttrain.reward.status import is_retried
+from agenttrain.rollout import Runner, open_runner
+
+DESK = Path(__file__).parents[1] / "examples" / "order-desk"
+CHECKED = """
+import time
+from agenttrain import PolicyFailure, current_task
+
+def then(state):
+    {then}
+
+def checked(state):
+    update = agent(state)
+    then(state)
+    return update
+
+def score(task, state):
+    return sum(map(ord, repr(state["messages"][-1]))) % 5 / 4
+
+builder = StateGraph(MessagesState, context_schema=Desk)
+builder.add_node("agent", checked)
+builder.add_node("tools", ToolNode(TOOLS))
+builder.add_edge(START, "agent")
+builder.add_conditional_edges("agent", tools_condition)
+builder.add_edge("tools", "agent")
+
+@trainable(model={policy!r}, tasks="tasks.jsonl", verifier=score)
+"""
+
+
+@pytest.fixture
+def order_desk(new_project: Any, policy_folder: Path) -> Any:
+    """The order desk, in which something happens after each answer of the policy, a whole tool call mostly."""
+
+    def make(then: str) -> Any:
+        before, _, after = (DESK / "graph.py").read_text().partition("@trainable(")
+        injected = CHECKED.format(then=then, policy=str(policy_folder))
+        rows = [json.loads(line) for line in (DESK / "tasks.jsonl").read_text().splitlines()]
+        tasks = [row for row in rows if row["split"] == "train"][:4]
+        tasks += [row for row in rows if row["split"] == "held_out"][:3]
+        named = [{**row, "id": f"task-{i}"} for i, row in enumerate(tasks)]
+        head, graph = before + injected, after.partition(")\n")[2]
+        return new_project(graph, head=head, decorated="", tasks=named)
+
+    return make
+
+
+@contextmanager
+def runner_of(job: Job, folder: Path) -> Iterator[Runner]:
+    """Rollouts of a job, outside of any fit."""
+    store = SqliteStore(folder)
+    try:
+        with open_runner(
+            job.config, job.loaded, renderer=job.renderer, store=store, plugins=job.plugins, model_name="tiny"
+        ) as runner:
+            yield runner
+    finally:
+        store.close()
+
+
+def rollouts(project: Any, *settings: str, grace_s: float = 10.0, n: int = 1) -> list[list[RolloutResult]]:
+    """Every attempt of n rollouts of the first task, by place."""
+    tables: dict[str, Any] = {}
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        tables.setdefault("limits", {})[key] = float(value) if "second" in key else int(value)
+    job = prepare("graph.py", cwd=project.folder, flags=tables)
+    assert job.model is not None
+    engine = job.plugins.engine(job.config.engine.name)(EngineContext(config=job.config, model=str(job.model)))
+    attempts: dict[int, list[RolloutResult]] = {}
+    try:
+        with runner_of(job, project.folder / "rollouts") as runner:
+            pool = RolloutPool(
+                runner=runner,
+                concurrency=4,
+                seconds=job.config.limits.seconds,
+                should_retry=lambda result: is_retried(result.rollout.status),
+                grace_s=grace_s,
+                poll_s=0.02,
+            )
+            requests = [RolloutRequest(task=job.train[0], phase="train", step=1, sibling=i) for i in range(n)]
+            pool.run(engine, requests, lambda result: attempts.setdefault(result.request.sibling, []).append(result))
+            pool.close()
+    finally:
+        engine.close()
+    return [attempts[place] for place in range(n)]
+
+
+@pytest.mark.parametrize(
+    ("then", "status", "told"),
+    [
+        ('raise ValueError("no such order")', "environment_failure", "ValueError: no such order"),
+        ('raise PolicyFailure("deleted the order")', "policy_failure", "PolicyFailure: deleted the order"),
+        ('raise ConnectionError("down")', "environment_failure", "ConnectionError: down"),
+    ],
+)
+def test_a_tool_or_node_that_raises(order_desk: Any, then: str, status: str, told: str) -> None:
+    """The environment's failure is tried three times and has no reward; the policy's is scored, and tried once."""
+    project = order_desk(then)
+    (attempts,) = rollouts(project)
+    last = attempts[-1].rollout
+    assert {each.rollout.status for each in attempts} == {status}
+    assert last.cause.startswith(told)
+    assert not last.success
+    if status == "environment_failure":
+        assert [each.rollout.attempt for each in attempts] == [0, 1, 2]
+        assert all(each.rollout.reward is None and not each.samples for each in attempts)
+    else:
+        assert [each.rollout.attempt for each in attempts] == [0]
+        assert last.reward is not None
+        assert attempts[0].samples
+
+
+LOOP = """
+builder.add_node("agent", agent)
+builder.add_node("next", lambda state: {})
+builder.set_entry_point("agent")
+builder.add_edge("agent", "next")
+builder.add_edge("next", "next")
+"""
+
+
+def test_a_graph_that_loops(new_project: Any) -> None:
+    """Our own recursion limit, that of the turns and not LangGraph's ten thousand; scored on the last state."""
+    project = new_project(LOOP)
+    ((attempt,),) = rollouts(project)
+    assert attempt.rollout.status == "budget_exhausted"
+    assert attempt.rollout.cause == "LangGraph's recursion limit was reached (after 1 trained turns)"
+    assert attempt.rollout.reward is not None
+    assert attempt.rollout.seconds < 10
+
+
+AGENT_LOOP = """
+builder.add_node("agent", agent)
+builder.set_entry_point("agent")
+builder.add_edge("agent", "agent")
+"""
+SLOW_LOOP = AGENT_LOOP.replace("agent)", "slow)", 1)
+
+
+@pytest.mark.parametrize(
+    ("body", "settings", "cause", "n_turns"),
+    [
+        (AGENT_LOOP, ("turns=3",), "turns: all 3 policy calls are used", 3),
+        (AGENT_LOOP, ("tokens=15", "turns=9"), "tokens: 15 of 15 tokens are sampled", 3),
+        (
+            "def slow(state):\n    time.sleep(0.3)\n    return agent(state)\n" + SLOW_LOOP,
+            ("seconds=0.5", "turns=9"),
+            "seconds: 0.5 seconds are over",
+            1,
+        ),
+    ],
+)
+def test_a_rollout_over_its_budget(
+    new_project: Any, body: str, settings: tuple[str, ...], cause: str, n_turns: int
+) -> None:
+    """Turns, tokens and seconds each end it, named; it is scored, trained, and not tried again."""
+    project = new_project(body)
+    ((attempt,),) = rollouts(project, *settings)
+    assert (attempt.rollout.status, attempt.rollout.cause) == ("budget_exhausted", cause)
+    assert attempt.rollout.n_turns >= n_turns
+    assert attempt.rollout.reward is not None
+    assert attempt.samples
+
+
+def test_a_budget_ends_a_graph_that_catches_every_exception(new_project: Any) -> None:
+    """What ends a rollout is no Exception: `except Exception` around a model call doesn't keep it going."""
+    body = """
+def stubborn(state):
+    for _ in range(50):
+        try:
+            agent(state)
+        except Exception:
+            pass
+    return {"messages": [("ai", "I went on")]}
+builder.add_node("agent", stubborn)
+builder.set_entry_point("agent")
+"""
+    project = new_project(body)
+    ((attempt,),) = rollouts(project, "turns=2")
+    assert attempt.rollout.status == "budget_exhausted"
+    assert attempt.rollout.n_turns == 2
+
+
+def test_a_tool_that_hangs(new_project: Any) -> None:
+    """Its rollout is given up after its seconds and a grace and made again; the others go on meanwhile."""
+    body = """
+import itertools, threading
+N, RELEASE = itertools.count(), threading.Event()
+def hang(state):
+    if next(N) == 0:
+        RELEASE.wait(60)
+    return {}
+builder.add_node("hang", hang)
+builder.set_entry_point("hang")
+"""
+    project = new_project(body)
+    places = rollouts(project, "seconds=0.2", grace_s=0.3, n=2)
+    load_module(Path(project.graph)).RELEASE.set()
+    statuses = sorted([each.rollout.status for each in place] for place in places)
+    assert statuses == [["completed"], ["environment_failure", "completed"]]
+    stuck = next(place[0].rollout for place in places if len(place) == 2)
+    told = "the graph did not return in time: the graph did not return within 0.2 s and 0.3 s of grace"
+    assert stuck.cause.startswith(told)
+    assert stuck.reward is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "told"),
+    [
+        ('raise KeyError("price")', "environment_failure", "Verifier 'judge' raised KeyError on task 'task-0'"),
+        ('return float("nan")', "environment_failure", "Verifier 'judge' answered nan"),
+        ("return None", "environment_failure", "Verifier 'judge' answered None"),
+        ("time.sleep(5)", "environment_failure", "Verifier 'judge' took more than 0.2 s on task 'task-0'"),
+        ('raise PolicyFailure("cheated")', "policy_failure", "cheated"),
+    ],
+)
+def test_a_verifier_that_fails(new_project: Any, answer: str, status: str, told: str) -> None:
+    """It raises, hangs or gives no number: no reward, never 0; when it says that the policy did wrong, it is scored."""
+    project = new_project(
+        decorated=f"def judge(task, state):\n    {answer}\n"
+        "graph = trainable(builder, model=POLICY, tasks='tasks.jsonl', verifier=judge)\n"
+    )
+    (attempts,) = rollouts(project, "verifier_seconds=0.2")
+    last = attempts[-1]
+    assert {each.rollout.status for each in attempts} == {status}
+    assert told in last.rollout.cause
+    assert len(attempts) == (3 if status == "environment_failure" else 1)
+    assert (last.rollout.reward is None) == (status == "environment_failure")
+    assert bool(last.samples) == (status == "policy_failure")
+
+
+FAULTY = """
+import itertools
+from agenttrain import hookimpl
+from agenttrain.local.engine import LocalEngine
+
+CALLS = itertools.count(1)
+
+class Faulty:
+    \"\"\"The local engine, of which every third call fails in the middle.\"\"\"
+
+    def __init__(self, context):
+        self._own = LocalEngine.from_context(context)
+        self.name = "faulty"
+
+    def __getattr__(self, name):
+        return getattr(self._own, name)
+
+    def generate(self, prompt_ids, sampling, *, session):
+        future = self._own.generate(prompt_ids, sampling, session=session)
+        if next(CALLS) % 3:
+            return future
+        from concurrent.futures import Future
+        failed = Future()
+        failed.set_exception(RuntimeError("CUDA error: out of memory"))
+        return failed
+
+@hookimpl
+def agenttrain_register_engines(register):
+    register("faulty", Faulty)
+
+builder.add_node("agent", agent)
+builder.set_entry_point("agent")
+"""
+
+
+def test_an_engine_that_fails_in_the_middle(new_project: Any, command: Any) -> None:
+    """The rollout is tried again with another seed, nothing of the failed attempt is trained, and the run ends well."""
+    project = new_project(FAULTY)
+    done = command("fit", "graph.py", "--engine", "faulty", "--json")
+    assert done.code == 0, done.err
+    failed = [r for r in project.store.rollouts() if r.status == "environment_failure"]
+    assert failed
+    assert all(r.reward is None and r.attempt <= 2 for r in failed)
+    cause = "EngineError: Engine faulty failed on turn "
+    assert all(r.cause.startswith(cause) and "RuntimeError: CUDA error: out of memory" in r.cause for r in failed)
+    assert not {r.id for r in failed} & {s.extra_fields["rollout_id"] for s in project.store.trained_samples()}
+    check_account(done.json["tokens"])
+    assert done.json["engine"] == "faulty"
+
+
+def check_account(tokens: dict[str, Any]) -> None:
+    assert tokens["sampled"] == tokens["trained"] + tokens["frozen"] + tokens["dropped"]
+    assert tokens["dropped"] == sum(tokens["dropped_by_cause"].values())
+    assert tokens["drifted"] == 0
+
+
+STEADY = ("--set", "sampling.temperature=0.1", "--set", "limits.turns=2")
+
+
+def test_training_goes_on_past_groups_that_fail(order_desk: Any, command: Any) -> None:
+    """A task whose environment always fails: no reward, its group dropped and counted, alarms, and the others train."""
+    project = order_desk('assert current_task().id not in ("task-0", "task-5"), "the sandbox is gone"')
+    done = command("fit", "graph.py", "--json", "--set", "trainer.tasks_per_step=4", *STEADY)
+    assert done.code == 0, done.err
+    report = done.json
+    assert report["baseline"]["environment_failures"] == report["trained"]["environment_failures"] == 1
+    check_account(report["tokens"])
+    assert report["tokens"]["dropped_by_cause"]["status environment_failure"] > 0
+    assert report["tokens"]["trained"] > 0
+    attempts = Counter((r.phase, r.step, r.sibling) for r in project.store.rollouts() if r.task_id == "task-0")
+    assert set(attempts.values()) == {3}
+    assert all(r.reward is None for r in project.store.rollouts() if r.task_id in ("task-0", "task-5"))
+    for row in project.run.metrics():
+        assert (row["environment_failures"], row["attempts"], row["rollouts"]) == (6, 12, 8)
+    loud = [alarm["message"] for alarm in report["alarms"] if alarm["code"] == "environment_failures"]
+    assert loud[0].startswith("6 of 12 rollouts ended by a failing environment and are not trained")
+
+
+def test_a_run_in_which_everything_fails_still_ends_with_its_report(order_desk: Any, command: Any) -> None:
+    """No step has a reward: none is 0, nothing is trained, and the report says so."""
+    project = order_desk('raise ValueError("gone")')
+    done = command("fit", "graph.py", "--set", "trainer.steps=1", *STEADY)
+    assert done.code == 0, done.err
+    assert "step   1/1  reward none  groups that teach 0/2" in done.err
+    (row,) = project.run.metrics()
+    assert (row["reward"], row["weight_version"], row["groups_trained"]) == (None, 0, 0)
+    report = project.run.read_report()
+    assert (report["baseline"]["reward"], report["baseline"]["success"], report["tokens"]["trained"]) == (None, 0.0, 0)
+    check_account(report["tokens"])
+    assert "| reward | none | none |" in done.out
+
+
+# The disk
+
+SMALL = ("--set", "checkpoint.every=1", "--set", "trainer.steps=50", "--set", "checkpoint.keep=1")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of 120 MiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=120m", "tmpfs", folder], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"a small file system can't be mounted here: {done.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def test_a_disk_that_fills(project: Any, command: Any, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One clear error, exit code 1, a whole checkpoint; with room made, --resume ends the run."""
+    monkeypatch.chdir(small_disk)
+    filler = small_disk / "someone-elses"
+    project.write("fill.py", FILLER.format(filler=str(filler)))
+    (project.folder / "graph.py").write_text((project.folder / "graph.py").read_text() + FILL_HOOK)
+    done = command("fit", project.graph, *SMALL)
+    assert (done.code, done.out) == (1, ""), done.err
+    error = done.err.splitlines()[-1]
+    assert error.startswith("RunError: ")
+    assert "No space left on device" in error or "full" in error
+    (run,) = (small_disk / "runs").iterdir()
+    assert "agenttrain fit --resume" in error
+    filler.unlink()
+    monkeypatch.setenv("FILLED", "1")
+    done = command("fit", "--resume", run.name, "--json", "--set", "trainer.steps=4")
+    assert done.code == 0, done.err
+    check_account(done.json["tokens"])
+    assert done.json["steps"] == 4
+
+
+FILLER = """
+import os, shutil
+def fill():
+    free = shutil.disk_usage(os.path.dirname({filler!r})).free
+    with open({filler!r}, "wb") as file:
+        file.write(b"0" * (free - 300_000))
+"""
+FILL_HOOK = """
+import os
+from agenttrain import hookimpl
+
+@hookimpl
+def agenttrain_update_done(step_result):
+    if step_result.step == 2 and "FILLED" not in os.environ:
+        import fill
+        fill.fill()
+"""
+
+
+def test_a_checkpoint_that_can_not_be_written(project: Any, command: Any) -> None:
+    """Files may grow to 8 MiB only, and a checkpoint takes more: one clear error, and no half checkpoint is left."""
+    limited = """
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4 * 2**20, resource.RLIM_INFINITY))
+from agenttrain.cli import main
+main(["fit", "graph.py", "--set", "trainer.steps=1"])
+"""
+    done = subprocess.run([sys.executable, "-c", limited], cwd=project.folder, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+    error = done.stderr.splitlines()[-1]
+    assert error.startswith("RunError: The checkpoint of step 1 can't be written: "), done.stderr
+    assert error.endswith(f"make room, then agenttrain fit --resume {project.run.id}.")
+    assert list(project.run.checkpoints.iterdir()) == []
+    again = command("fit", "--resume", project.run.id, "--json")
+    assert again.code == 0, again.err
+    check_account(again.json["tokens"])
+
+
+@pytest.mark.slow
+def test_the_process_ends_though_a_tool_hangs(new_project: Any) -> None:
+    """A thread that Python would wait for doesn't keep a command from ending."""
+    body = """
+from langgraph.prebuilt import ToolNode
+from langchain_core.messages import AIMessage
+
+@tool
+def hang(x: int) -> int:
+    "Hang."
+    time.sleep(3600)
+
+def call(state):
+    return {"messages": [AIMessage("", tool_calls=[{"name": "hang", "args": {"x": 1}, "id": "1"}])]}
+
+builder.add_node("agent", agent)
+builder.add_node("call", call)
+builder.add_node("tools", ToolNode([hang]))
+builder.set_entry_point("agent")
+builder.add_edge("agent", "call")
+builder.add_edge("call", "tools")
+"""
+    project = new_project(body)
+    command = [sys.executable, "-m", "agenttrain", "eval", "graph.py", "--json", "--set", "limits.seconds=0.5"]
+    done = subprocess.run(command, cwd=project.folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0
+    assert '"environment_failures": 3' in done.stdout
