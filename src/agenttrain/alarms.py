@@ -81,6 +81,19 @@ def verifier_alarms(results: Sequence[RolloutResult], step: int) -> list[Alarm]:
     ]
 
 
+def plugin_alarms(observer_errors: Mapping[tuple[str, str], str]) -> list[Alarm]:
+    """Observers that raised: (plugin, hook) to the first exception in words."""
+    return [
+        Alarm(
+            code="plugin_raised",
+            severity="note",
+            step=0,
+            message=f"Plugin {plugin!r} raised in {hook}: {words}. Nothing else was stopped by it.",
+        )
+        for (plugin, hook), words in sorted(observer_errors.items())
+    ]
+
+
 def _teaching(step: int, metrics: Mapping[str, float]) -> list[Alarm]:
     if metrics.get("groups_trained", 1.0) > 0:
         return []

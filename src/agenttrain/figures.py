@@ -11,9 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agenttrain.capture.store import StoreView
-from agenttrain.records import Rollout, RolloutResult, StepResult, Turn
+from agenttrain.records import NOT_ADMITTED, Rollout, RolloutResult, StepResult, Turn
 from agenttrain.reward.status import may_train
-from agenttrain.rollout import NOT_ADMITTED
 from agenttrain.sample.account import drifted, token_account
 from agenttrain.trajectory.prefix_breaks import prefix_breaks
 

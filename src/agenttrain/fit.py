@@ -12,7 +12,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,9 +20,9 @@ from types import FrameType
 from typing import Any, Protocol
 
 from agenttrain import telemetry
-from agenttrain.alarms import Alarm, step_alarms, verifier_alarms
+from agenttrain.alarms import Alarm, plugin_alarms, step_alarms, verifier_alarms
 from agenttrain.capture.store import SqliteStore, StoreView, read_store
-from agenttrain.errors import RoleError, RunError
+from agenttrain.errors import PluginError, RoleError, RunError
 from agenttrain.figures import (
     cpu_hours,
     dropped_by_step,
@@ -87,6 +87,7 @@ class Fit:
     trainer: Trainer = field(init=False)
     step_rollouts: list[RolloutResult] = field(default_factory=list)
     """Results of the training step under way, every attempt."""
+    evaluation_alarms: list[Alarm] = field(default_factory=list)
 
     def report(self, resume_from: tuple[int, Path] | None) -> dict[str, Any]:
         """Do the whole run; the report is written when this returns."""
@@ -114,9 +115,24 @@ class Fit:
             tasks=job.train,
             open_engine=self._open_engine,
             run_rollouts=self._run_rollouts,
-            advantages=job.plugins.advantage(name),
+            advantages=self._estimator(name),
         )
         return job.plugins.trainer(config.trainer.name)(context)
+
+    def _estimator(self, name: str) -> Callable[[Sequence[float]], list[float]]:
+        """The advantage estimator of that name; what it raises is told as its own."""
+        estimator = self.job.plugins.advantage(name)
+
+        def advantages(rewards: Sequence[float]) -> list[float]:
+            try:
+                return estimator(rewards)
+            except Exception as error:
+                raise PluginError(
+                    f"The advantage estimator {name!r} raised {type(error).__name__}: {error}. Mend it there, then "
+                    f"agenttrain fit --resume {self.run.id}."
+                ) from error
+
+        return advantages
 
     def _open_engine(self) -> Engine:
         job = self.job
@@ -147,6 +163,7 @@ class Fit:
         summary = self._summary([result.rollout for result in results])
         self.watcher.ended(phase, summary)
         for alarm in verifier_alarms(results, 0):
+            self.evaluation_alarms.append(alarm)
             self.watcher.alarm(alarm)
         return summary
 
@@ -289,11 +306,15 @@ class Fit:
             wall_s=wall_seconds(rows, view, wall_s, self.life),
             cpu_hours=cpu_hours(),
             gpu_hours=stats.get("gpus", 0.0) * wall_s / 3600,
-            alarms=[alarm for row in rows for alarm in row["alarms"]],
+            alarms=[*(alarm for row in rows for alarm in row["alarms"]), *(a.as_dict() for a in self._alarms())],
         )
         report["seeds"] = "per token" if config.engine.name == "local" else "per call, where the engine takes one"
         self.run.write_report(report, fit_text(report))
         return report
+
+    def _alarms(self) -> list[Alarm]:
+        """Those of no step."""
+        return self.evaluation_alarms + plugin_alarms(self.job.plugins.observer_errors)
 
     def _successes(self, view: StoreView, phase: Phase) -> Mapping[str, Sequence[float]]:
         """Task id to the strict success of each repeat; a place that failed to the end counts 0."""
@@ -370,7 +391,7 @@ def evaluate(job: Job, run: RunFolder, *, watcher: Watcher) -> dict[str, Any]:
         temperature = config.eval.temperature
         summary = summarize([r.rollout for r in results], job.held_out, config.eval.repeats, temperature=temperature)
         watcher.ended("eval", summary)
-        alarms = verifier_alarms(results, 0)
+        alarms = verifier_alarms(results, 0) + plugin_alarms(job.plugins.observer_errors)
         facts = RunFacts(
             run_id=run.id,
             graph=job.loaded.name,

@@ -14,6 +14,8 @@ from agenttrain.errors import CaptureError, SampleError, TaskError
 
 RECORD_VERSION = 1
 """Stored with every record; a reader refuses a higher one."""
+NOT_ADMITTED = "not admitted: "
+"""Before a plugin's reason, in the cause of a rollout that it kept out of training."""
 
 Ids = tuple[int, ...]
 Split = Literal["train", "held_out"]

@@ -29,6 +29,7 @@ from agenttrain.graph.spans import ToolSpans
 from agenttrain.plugins import Plugins
 from agenttrain.protocols import Engine, Renderer, TurnStore
 from agenttrain.records import (
+    NOT_ADMITTED,
     CallSite,
     Reward,
     Role,
@@ -47,8 +48,6 @@ from agenttrain.trajectory.tree import trajectories
 
 SUPERSTEPS_PER_TURN = 8
 """LangGraph's own default lets a looping graph run for 10,007 supersteps; ours grows with limits.turns."""
-NOT_ADMITTED = "not admitted: "
-"""Before a plugin's reason, in the cause of a rollout that it kept out of training."""
 
 
 @dataclass(slots=True)

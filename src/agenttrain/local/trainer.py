@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from agenttrain import telemetry
 from agenttrain.errors import ConfigError, RunError, TrainerError
 from agenttrain.local import policy
 from agenttrain.local.shared_prefix import logits_after, works
@@ -316,7 +317,8 @@ class LocalTrainer:
     # ── weights ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _publish(self, version: int) -> None:
-        self._engine.update_weights(unique_weights(self._model).items(), version)
+        with telemetry.publish_span(version):
+            self._engine.update_weights(unique_weights(self._model).items(), version)
         self.weight_version, self._engine_is_behind = version, False
 
     def save(self, folder: Path) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from agenttrain.errors import SampleError, TrainerError
-from agenttrain.records import RolloutResult, Sample
+from agenttrain.records import NOT_ADMITTED, RolloutResult, Sample
 from agenttrain.trainer.advantage import all_equal
 from agenttrain.trainer.loss import LossMean, token_weights
 
@@ -123,7 +123,7 @@ def _why_unusable(result: RolloutResult) -> str:
     rollout = result.rollout
     if rollout.reward is None:
         return f"status {rollout.status}: {rollout.cause}" if rollout.cause else f"status {rollout.status}"
-    return NOTHING_SAMPLED
+    return rollout.cause if rollout.cause.startswith(NOT_ADMITTED) else NOTHING_SAMPLED
 
 
 def minibatches(kept: Sequence[Lesson], n: int, *, seed: str) -> list[list[Lesson]]:
