@@ -68,7 +68,7 @@ class Odds(NamedTuple):
     """For each of the three lookups."""
 
 
-ODDS = Odds(merged=0.28, listed=0.15, timeout=0.05)
+ODDS = Odds(merged=0.17, listed=0.1, timeout=0.04)
 
 
 def is_held_out(entity: str) -> bool:
