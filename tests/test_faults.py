@@ -132,6 +132,39 @@ def test_a_tool_or_node_that_raises(order_desk: Any, then: str, status: str, tol
         assert attempts[0].samples
 
 
+IN_A_TOOL = """
+from langchain_core.messages import AIMessage
+from langgraph.prebuilt import ToolNode
+
+@tool
+def act(x: int) -> str:
+    "Act."
+    {then}
+
+def call(state):
+    return {{"messages": [AIMessage("", tool_calls=[{{"name": "act", "args": {{"x": 1}}, "id": "1"}}])]}}
+
+builder.add_node("call", call)
+builder.add_node("tools", ToolNode([act]))
+builder.set_entry_point("call")
+builder.add_edge("call", "tools")
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "status", "n_attempts"),
+    [
+        ('raise PolicyFailure("deleted the order")', "policy_failure", 1),
+        ('raise ValueError("down")', "environment_failure", 3),
+    ],
+)
+def test_a_tool_of_langgraphs_own_node_that_raises(new_project: Any, then: str, status: str, n_attempts: int) -> None:
+    """ToolNode answers bad arguments itself, and lets out what a tool raises."""
+    project = new_project(IN_A_TOOL.format(then=then))
+    (attempts,) = rollouts(project)
+    assert [each.rollout.status for each in attempts] == [status] * n_attempts
+
+
 LOOP = """
 builder.add_node("agent", agent)
 builder.add_node("next", lambda state: {})
@@ -301,6 +334,27 @@ def test_an_engine_that_fails_in_the_middle(new_project: Any, command: Any) -> N
     assert done.json["engine"] == "faulty"
 
 
+def test_a_lost_answer_that_the_graph_hides(new_project: Any, command: Any) -> None:
+    """`except Exception` around a failed call: the rollout is incomplete, has no reward, and trains nothing."""
+    hidden = """
+def hiding(state):
+    try:
+        return agent(state)
+    except Exception:
+        return {"messages": [("ai", "never mind")]}
+"""
+    project = new_project(hidden + FAULTY.replace('"agent", agent)', '"agent", hiding)'))
+    done = command("fit", "graph.py", "--engine", "faulty", "--json")
+    assert done.code == 0, done.err
+    lost = [rollout for rollout in project.store.rollouts() if rollout.status == "incomplete"]
+    assert {rollout.cause for rollout in lost} == {"the answers of 1 model calls were lost"}
+    assert all(rollout.reward is None and not rollout.success for rollout in lost)
+    assert not {r.id for r in lost} & {s.extra_fields["rollout_id"] for s in project.store.trained_samples()}
+    check_account(done.json["tokens"])
+    named = command("inspect", project.run.id, "--json").json["lost_calls"]
+    assert set(named) == {rollout.id for rollout in lost}
+
+
 def check_account(tokens: dict[str, Any]) -> None:
     assert tokens["sampled"] == tokens["trained"] + tokens["frozen"] + tokens["dropped"]
     assert tokens["dropped"] == sum(tokens["dropped_by_cause"].values())
@@ -345,8 +399,6 @@ def test_a_run_in_which_everything_fails_still_ends_with_its_report(order_desk: 
 
 # The disk
 
-SMALL = ("--set", "checkpoint.every=1", "--set", "trainer.steps=50", "--set", "checkpoint.keep=1")
-
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
@@ -362,48 +414,55 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-def test_a_disk_that_fills(project: Any, command: Any, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One clear error, exit code 1, a whole checkpoint; with room made, --resume ends the run."""
+FILL = """
+import os, shutil
+from agenttrain import hookimpl
+
+@hookimpl
+def agenttrain_update_done(step_result):
+    filler = os.environ.get("FILLER")
+    if step_result.step == 3 and filler:
+        with open(filler, "wb", buffering=0) as file:
+            try:
+                for _ in range(10_000):
+                    file.write(b"0" * 65536)
+            except OSError:
+                pass
+            file.truncate(max(0, file.tell() - int(os.environ["LEFT"])))
+"""
+
+
+@pytest.mark.parametrize(
+    ("every", "left", "what"),
+    [(1, 400_000, "The checkpoint of step 3 can't be written: "), (2, 0, " can't be written: ")],
+)
+def test_a_disk_that_fills(
+    project: Any, command: Any, small_disk: Path, monkeypatch: pytest.MonkeyPatch, every: int, left: int, what: str
+) -> None:
+    """At a checkpoint or in the store: one clear error, exit code 1; with room made, --resume ends the run."""
+    graph, filler = Path(project.graph), small_disk / "someone-elses"
+    graph.write_text(graph.read_text() + FILL)
     monkeypatch.chdir(small_disk)
-    filler = small_disk / "someone-elses"
-    project.write("fill.py", FILLER.format(filler=str(filler)))
-    (project.folder / "graph.py").write_text((project.folder / "graph.py").read_text() + FILL_HOOK)
-    done = command("fit", project.graph, *SMALL)
+    monkeypatch.setenv("FILLER", str(filler))
+    monkeypatch.setenv("LEFT", str(left))
+    done = command("fit", project.graph, "--set", f"checkpoint.every={every}", "--set", "trainer.steps=9")
     assert (done.code, done.out) == (1, ""), done.err
     error = done.err.splitlines()[-1]
     assert error.startswith("RunError: ")
-    assert "No space left on device" in error or "full" in error
-    (run,) = (small_disk / "runs").iterdir()
+    assert what in error
     assert "agenttrain fit --resume" in error
+    (run,) = (small_disk / "runs").iterdir()
+    assert max(folder.name for folder in (run / "checkpoints").iterdir()) == "step-00002"
     filler.unlink()
-    monkeypatch.setenv("FILLED", "1")
+    monkeypatch.delenv("FILLER")
     done = command("fit", "--resume", run.name, "--json", "--set", "trainer.steps=4")
     assert done.code == 0, done.err
     check_account(done.json["tokens"])
     assert done.json["steps"] == 4
 
 
-FILLER = """
-import os, shutil
-def fill():
-    free = shutil.disk_usage(os.path.dirname({filler!r})).free
-    with open({filler!r}, "wb") as file:
-        file.write(b"0" * (free - 300_000))
-"""
-FILL_HOOK = """
-import os
-from agenttrain import hookimpl
-
-@hookimpl
-def agenttrain_update_done(step_result):
-    if step_result.step == 2 and "FILLED" not in os.environ:
-        import fill
-        fill.fill()
-"""
-
-
 def test_a_checkpoint_that_can_not_be_written(project: Any, command: Any) -> None:
-    """Files may grow to 8 MiB only, and a checkpoint takes more: one clear error, and no half checkpoint is left."""
+    """Files may grow to 4 MiB only, and a checkpoint takes more: one clear error, and no half checkpoint is left."""
     limited = """
 import resource, signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -34,7 +34,7 @@ from agenttrain.figures import (
     wall_seconds,
 )
 from agenttrain.pool import RolloutPool
-from agenttrain.prepare import Job, provenance
+from agenttrain.prepare import Job, n_parameters, provenance
 from agenttrain.promotion.compare import Outcome, paired_difference, strict_values
 from agenttrain.promotion.summary import last_attempts, summarize
 from agenttrain.protocols import Engine, EngineContext, OnDone, Trainer, TrainerContext
@@ -399,7 +399,7 @@ def evaluate(job: Job, run: RunFolder, *, watcher: Watcher) -> dict[str, Any]:
             engine=engine.name if engine is not None else "as-is",
             seed=config.seed,
             base=str(job.model) if job.model is not None else "as-is",
-            n_parameters=int(getattr(engine, "n_parameters", 0)),
+            n_parameters=n_parameters(job.model) if job.model is not None else 0,
             replaces=replaced_model(read_store(run.rollouts)),
             n_train=len(job.train),
             n_held_out=len(job.held_out),

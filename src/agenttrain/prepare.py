@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -165,6 +166,18 @@ def _check_weights(folder: Path) -> None:
                     pass
             except (SafetensorError, OSError) as error:
                 raise ModelError(f"{file} can't be read: {error}. Copy or save it once more, whole.") from None
+
+
+def n_parameters(folder: Path) -> int:
+    """Numbers in the safetensors files of a model folder, tied ones once."""
+    from safetensors import safe_open
+
+    total = 0
+    for file in folder.glob("*.safetensors"):
+        with safe_open(str(file), framework="np") as weights:
+            names = weights.keys()
+            total += sum(math.prod(weights.get_slice(name).get_shape()) for name in names)
+    return total
 
 
 def provenance(job: Job) -> dict[str, Any]:

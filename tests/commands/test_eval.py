@@ -37,7 +37,7 @@ def test_eval_of_the_base_and_of_a_run(fitted: Any, command: Any, policy_folder:
     trained = command("eval", "graph.py", "--run", run.id, "--json")
     assert base.json.keys() >= KEYS
     assert (base.json["tasks"], base.json["rollouts"], base.json["temperature"]) == (3, 3, 0.0)
-    assert base.json["model"]["base"] == str(policy_folder)
+    assert base.json["model"] == {"base": str(policy_folder), "parameters": 868352, "replaces": "ChatOpenAI gpt-4o"}
     assert trained.json["model"]["base"] == str(run.policy)
     for done, before in ((base, report["baseline"]), (trained, report["trained"])):
         assert {key: done.json[key] for key in ("tokens", "turns", "tool_calls")} == {
