@@ -68,7 +68,7 @@ class Odds(NamedTuple):
     """For each of the three lookups."""
 
 
-ODDS = Odds(merged=0.17, listed=0.1, timeout=0.04)
+ODDS = Odds(merged=0.19, listed=0.11, timeout=0.045)
 
 
 def is_held_out(entity: str) -> bool:
