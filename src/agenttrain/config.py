@@ -59,6 +59,8 @@ class EngineTable(Table):
     name: str = "local"
     concurrency: int = Field(256, ge=1)
     """Rollouts in flight at once, each with a thread of its own."""
+    process: Literal["own", "shared"] = "own"
+    """Where the local engine runs. "own": its own process, with a core to itself; "shared": this one, for debugging."""
 
 
 class SamplingTable(Table):

@@ -39,9 +39,14 @@ class Engine(Protocol):
     """Answers token ids for the policy. Thread-safe: any thread may call `generate`."""
 
     name: str
-    max_length: int
-    """Positions a prompt and its response may take together."""
-    weight_version: int
+
+    @property
+    def max_length(self) -> int:
+        """Positions a prompt and its response may take together."""
+
+    @property
+    def weight_version(self) -> int:
+        """Of the weights that the next token is sampled from."""
 
     def generate(self, prompt_ids: Ids, sampling: Sampling, *, session: str) -> Future[Generation]:
         """Sample a response.

@@ -40,6 +40,11 @@ def agenttrain_register_advantages(register: Callable[[str, AdvantageEstimator],
 
 
 def make_engine(context: EngineContext) -> Engine:
+    """In a process of its own, unless `engine.process` is "shared"."""
+    if context.config.engine.process == "own":
+        from agenttrain.local.process import ProcessEngine
+
+        return ProcessEngine(context)
     from agenttrain.local.engine import LocalEngine
 
     return LocalEngine.from_context(context)

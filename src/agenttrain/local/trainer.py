@@ -103,6 +103,8 @@ class LocalTrainer:
         if not context.tasks:
             raise ConfigError('There are no training tasks. Give tasks with split "train", or leave `split` out.')
         self._advantages = context.advantages or _own_advantages(self._settings.advantage)
+        self._engine = context.open_engine()  # first: it may load in a process of its own meanwhile
+        self.engine_name = self._engine.name
         self._device = policy.choose_device()
         self._model = policy.load_model(context.spec.model, device=self._device).requires_grad_(True)
         self._logits = policy.Logits(self._model)
@@ -130,8 +132,6 @@ class LocalTrainer:
         self.weight_version = 0
         self._engine_is_behind = False
         """An update was undone after the engine may have taken its weights."""
-        self._engine = context.open_engine()
-        self.engine_name = self._engine.name
 
     # ── the loop ─────────────────────────────────────────────────────────────────────────────────────────────────
 
