@@ -364,6 +364,33 @@ def check_account(tokens: dict[str, Any]) -> None:
 STEADY = ("--set", "sampling.temperature=0.1", "--set", "limits.turns=2")
 
 
+LEFT_BEHIND = """
+import contextvars
+from concurrent.futures import ThreadPoolExecutor
+behind = ThreadPoolExecutor(8)
+
+def hasty(state):
+    out = agent(state)
+    long = model.bind(max_tokens=60).invoke
+    for _ in range(2):
+        behind.submit(contextvars.copy_context().run, long, [("user", "Sum up.")])
+    return out
+
+builder.add_node("agent", hasty)
+builder.set_entry_point("agent")
+"""
+
+
+def test_calls_that_a_graph_leaves_behind(new_project: Any, command: Any) -> None:
+    """What is still being sampled when the graph has returned is in no record, and the account of tokens holds."""
+    new_project(LEFT_BEHIND)
+    done = command("fit", "graph.py", "--set", "limits.tokens=600", "--set", "limits.turns=40", "--json")
+    assert done.code == 0, done.err
+    tokens = done.json["tokens"]
+    assert tokens["sampled"] == tokens["trained"] + tokens["frozen"] + tokens["dropped"] > 0
+    assert tokens["drifted"] == 0
+
+
 def test_training_goes_on_past_groups_that_fail(order_desk: Any, command: Any) -> None:
     """A task whose environment always fails: no reward, its group dropped and counted, alarms, and the others train."""
     project = order_desk('assert current_task().id not in ("task-0", "task-5"), "the sandbox is gone"')

@@ -61,9 +61,11 @@ class _Flight:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def close(self) -> bool:
-        """True for the one caller that may write the record."""
+        """True for the one caller that may write the record; calls that the graph left in flight are not in it."""
         with self.lock:
             first, self.closed = not self.closed, True
+        if first:
+            self.recorder.close()
         return first
 
 
@@ -201,7 +203,6 @@ class Runner:
         )
         result = self._admitted(result)
         self.store.put_result(result)
-        flight.recorder.close()
         self._flights.pop(rollout.id, None)
         telemetry.reward_event(
             span, score=None if reward is None else reward.score, status=status, success=rollout.success

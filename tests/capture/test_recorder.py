@@ -174,8 +174,9 @@ def test_observers_are_told_of_each_turn(desk: Desk) -> None:
 def test_a_closed_recorder_answers_no_more(desk: Desk) -> None:
     recorder = desk.open()
     recorder.close()
+    with pytest.raises(RolloutStop, match="aborted: the rollout has ended"):
+        recorder.answer(call())
     assert recorder.stopped is None
-    assert stops(recorder) == "aborted: the rollout has ended"
 
 
 def test_an_auxiliary_call_leaves_a_turn_without_ids(desk: Desk) -> None:
@@ -421,6 +422,8 @@ def test_closing_releases_the_engines_cache_and_ends_calls_in_flight(desk: Desk)
             waiting.result(5)
     desk.engine.held.set()
     assert desk.engine.released == [recorder.rollout_id]
+    assert (recorder.turns, recorder.lost, recorder.stopped) == ((), 0, None)
+    assert desk.kept().turns(recorder.rollout_id) == ()
 
 
 # Lost calls
@@ -459,6 +462,26 @@ def test_a_cancelled_call_is_lost(desk: Desk) -> None:
     asyncio.run(cancelled())
     desk.engine.held.set()
     assert (recorder.lost, len(desk.kept().lost_calls())) == (1, 1)
+
+
+def test_a_call_that_goes_because_the_rollout_was_stopped_is_not_lost(desk: Desk) -> None:
+    """LangGraph cancels the parallel branches of the one that ran out: the budget ended the rollout, nothing else."""
+    desk.engine.held = threading.Event()
+    recorder = desk.open(turns=1)
+
+    async def branches() -> None:
+        waiting = asyncio.create_task(recorder.aanswer(call()))
+        while not desk.engine.asked:
+            await asyncio.sleep(0.001)
+        with pytest.raises(RolloutStop, match="turns: all 1 policy calls are used"):
+            await recorder.aanswer(call())
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(branches())
+    desk.engine.held.set()
+    assert (recorder.lost, recorder.stopped) == (0, "turns: all 1 policy calls are used")
 
 
 def test_a_failed_call_does_not_end_the_rollout(desk: Desk) -> None:

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 CallT = TypeVar("CallT", ParsedCall, InvalidCall)
 GRACE_S: Final = 2.0
 """How long a call that is out of time waits for what the engine had sampled until then."""
+ENDED: Final = "aborted: the rollout has ended"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +88,7 @@ class Recorder:
     Attributes:
         stopped: why the rollout may make no more calls, first one word of turns, tokens, seconds, room, aborted; None
             while it may.
-        lost: calls whose answer was lost.
+        lost: calls whose answer was lost while the rollout might go on; one that a stop took away is none.
         n_tool_calls: tool calls that were sampled, readable or not.
         n_invalid_tool_calls: those of them that can't be read, name no tool or break its schema.
         n_choices_missed: replies without the call that `tool_choice` asked for.
@@ -179,8 +180,9 @@ class Recorder:
             self.stopped = self.stopped or cause
 
     def close(self) -> None:
-        """The rollout has ended: later calls are refused, those in flight end as aborted, the engine's cache may go."""
-        self._closed = True
+        """The rollout has ended: later calls are refused, those in flight leave no turn, the engine's cache may go."""
+        with self._lock:
+            self._closed = True
         self._engine.release(self.rollout_id)
 
     # Beginning a call
@@ -212,7 +214,7 @@ class Recorder:
         """How much may still be sampled; ends the rollout when a budget is spent. Hold the lock."""
         limits = self._limits
         if self._closed:
-            self._stop("aborted: the rollout has ended")
+            raise RolloutStop(ENDED)
         if self.stopped is not None:
             raise RolloutStop(self.stopped)
         if limits.turns is not None and self._n_policy_calls >= limits.turns:
@@ -342,7 +344,7 @@ class Recorder:
     def _lose(self, begun: _Begun, error: BaseException) -> NoReturn:
         """Count a call without an answer, and raise what the graph has to see."""
         with self._lock:
-            self.lost += 1
+            self.lost += self.stopped is None and not self._closed
         spans.fail(begun.span, error)
         if self.stopped is not None and isinstance(error, Exception):
             raise RolloutStop(self.stopped) from error
@@ -369,7 +371,8 @@ class Recorder:
             self.n_invalid_tool_calls += n_invalid
             self.n_choices_missed += not _chosen(begun.call.tool_choice, parsed)
             self._conversations.answered(turn, begun.prompt, parsed.text, parsed.tool_calls, parsed.invalid_tool_calls)
-        self._keep(turn)
+        if not self._keep(turn):
+            self._lose(begun, RolloutStop(ENDED))
         spans.end(begun.span, turn, self._model_name)
         if generation.stop_reason == "aborted":
             self._stop("aborted: the engine ended the call")
@@ -434,12 +437,16 @@ class Recorder:
             model=self._model_name,
         )
 
-    def _keep(self, turn: Turn) -> None:
+    def _keep(self, turn: Turn) -> bool:
+        """False after the end: the rollout's record stands, and no trajectory of it would hold this turn."""
         with self._lock:
+            if self._closed:
+                return False
             self._turns[turn.index] = turn
-        self._store.put_turn(turn)
+            self._store.put_turn(turn)
         if self._on_turn is not None:
             self._on_turn(turn)
+        return True
 
     def _stop(self, cause: str) -> NoReturn:
         self.stop(cause)
