@@ -50,6 +50,8 @@ def graph():
     return builder.compile()
 """
 SETTINGS = """
+[engine]
+process = "shared"
 [trainer]
 steps = 2
 tasks_per_step = 2

@@ -179,7 +179,7 @@ class Runner:
             stopped=recorder.stopped,
             aborted=bool(recorder.stopped and recorder.stopped.startswith("aborted")),
             last_turn_cut=last is not None and last.stop_reason == "length",
-            ended_on_unparsable=ended.unreadable_answer or (last is not None and last.parse_failed),
+            ended_on_unparsable=ended.unreadable_answer or (last is not None and _is_at_fault(last, ended)),
             lost_calls=recorder.lost,
             n_trained_turns=sum(turn.role == "trained" for turn in recorder.turns),
         )
@@ -346,6 +346,11 @@ def open_runner_of(spec: RolloutSpec, *, store: TurnStore) -> Iterator[Runner]:
         config, loaded, renderer=renderer, store=store, plugins=plugins, model_name=Path(spec.model).name
     ) as runner:
         yield runner
+
+
+def _is_at_fault(last: Turn, ended: GraphEnding) -> bool:
+    """Whether the graph ended on the calls of this turn: none could read them, or a tool refused their arguments."""
+    return last.parse_failed or (ended.refused_arguments and last.n_invalid_tool_calls > 0)
 
 
 def _role_book(noted: Trainable | None) -> RoleBook:

@@ -63,7 +63,7 @@ def eval_command(
 def n_rows(tasks: Path) -> int | None:
     """Rows of a task file that was named on the command line: all of them are evaluated. None: it can't be read."""
     try:
-        return max(1, sum(bool(line.strip()) for line in tasks.read_text(encoding="utf-8").splitlines()))
+        return max(1, sum(bool(line.strip()) for line in tasks.read_text(encoding="utf-8", errors="replace").splitlines()))
     except OSError:
         return None
 

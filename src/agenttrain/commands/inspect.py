@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from agenttrain.protocols import Renderer
     from agenttrain.records import Rollout, Trajectory, Turn
 
+CAUSE_WIDTH, TABLE_WIDTH = 60, 180
+"""Characters; a narrower terminal breaks the lines itself."""
 TRAINED, FROZEN, CONTEXT = "bold green", "yellow", "dim"
 
 
@@ -88,7 +90,9 @@ def _list(rollouts: Sequence[Rollout], view: StoreView, limit: int, *, as_json: 
     if lost:
         named = ", ".join(sorted(set(lost))[:5])
         console.print(f"calls whose answer was lost: {len(lost)}, in {named}", style="red", markup=False)
-    table = Table("rollout", "status", "reward", "success", "turns", "tools", "tokens", "cause")
+    table = Table(box=None, pad_edge=False)
+    for heading in ("rollout", "status", "reward", "success", "turns", "tools", "tokens", "cause"):
+        table.add_column(heading, no_wrap=True)
     for rollout in rollouts[-limit:]:
         row = _row(rollout)
         reward = "none" if row["reward"] is None else f"{row['reward']:.3f}"
@@ -100,10 +104,10 @@ def _list(rollouts: Sequence[Rollout], view: StoreView, limit: int, *, as_json: 
             str(rollout.n_turns),
             str(rollout.n_tool_calls),
             str(rollout.n_sampled_ids),
-            rollout.cause[:60],
+            rollout.cause[:CAUSE_WIDTH],
         )
         table.add_row(*map(Text, cells))
-    console.print(table)
+    console.print(table, width=max(console.width, TABLE_WIDTH), crop=False)  # ids stay whole: they are typed again
     if len(rollouts) > limit:
         console.print(f"the last {limit} of {len(rollouts)}; --limit shows more, --status and --phase choose")
 

@@ -1,7 +1,7 @@
 """An opened graph and one input become a GraphEnding: the last state, and what ended the run.
 
-Invariant: what the graph does never raises out of here, and the last streamed state survives it; only
-KeyboardInterrupt and SystemExit pass. Knows nothing of statuses, rewards or tasks.
+Invariant: what the graph does never raises out of here, `exit()` in a tool included, and the last streamed state
+survives it; only KeyboardInterrupt passes. Knows nothing of statuses, rewards or tasks.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ _NO_CACHE: Mapping[str, Any] = {"__pregel_cache": None}
 """LangGraph's configurable key that wins over the caches of nested graphs."""
 _OUTPUT_ERRORS = frozenset({"StructuredOutputError"})
 """langchain.agents' errors for an answer that doesn't fit the asked form, by name: langchain may not be installed."""
+_REFUSALS = frozenset({"ValidationError", "ToolInvocationError"})
+"""pydantic's error in both of its versions, and langgraph.prebuilt's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,8 @@ class GraphEnding:
     """langgraph's Interrupt objects, with what was asked."""
     unreadable_answer: bool = False
     """The error says that the model's own answer doesn't fit the form the graph asked for."""
+    refused_arguments: bool = False
+    """The error says that a tool's arguments don't fit its schema; whose arguments they were it doesn't say."""
 
 
 class _LastState:
@@ -73,6 +77,7 @@ class _LastState:
             interrupted=error is None and self.interrupts is not None,
             interrupts=self.interrupts or (),
             unreadable_answer=error is not None and is_unreadable_answer(error),
+            refused_arguments=error is not None and is_refusal(error),
         )
 
 
@@ -116,7 +121,7 @@ def run_graph(
             else:
                 for chunk in graph.stream(input, config, **options):
                     last.take(chunk)
-    except (KeyboardInterrupt, SystemExit):
+    except KeyboardInterrupt:
         raise
     except BaseException as raised:
         error = raised
@@ -151,6 +156,11 @@ def is_unreadable_answer(error: BaseException) -> bool:
         return True
     frames = traceback.walk_tb(error.__traceback__)
     return any(frame.f_code.co_name == "_oai_structured_outputs_parser" for frame, _ in frames)
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether an error is pydantic's or LangGraph's word on arguments that don't fit a tool's schema."""
+    return any(kind.__name__ in _REFUSALS for kind in type(error).__mro__)
 
 
 async def _consume(graph: Any, input: Any, config: RunnableConfig, options: dict[str, Any], last: _LastState) -> None:

@@ -134,7 +134,9 @@ class ProcessEngine:
 
     def close(self) -> None:
         """End the process; calls in flight end as aborted. Safe to call twice."""
-        if self._ended is None:
+        with self._lock:
+            was_open, self._ended = self._ended is None, self._ended or "it was closed"
+        if was_open:
             self._send(("close",))
         try:
             self._process.wait(ENDS_IN_S)
@@ -142,7 +144,6 @@ class ProcessEngine:
             self._process.kill()
             self._process.wait()
         self._receiver.join()
-        self._end("it was closed")
         self._pipe.close()
 
     def _asked(self) -> tuple[int, Future[Any]]:
