@@ -35,7 +35,7 @@ def test_splits_share_no_order_and_no_item() -> None:
 
 @pytest.mark.slow
 def test_half_a_run_gets_better(tmp_path: Path) -> None:
-    """8 of 16 steps by the command line: a baseline in the middle, an interval above 0, every token as it was sampled."""
+    """8 of 16 steps by the command line: a baseline in the middle, an interval above 0, no token drifted."""
     command = [sys.executable, "-m", "agenttrain", "fit", str(EXAMPLE / "graph.py"), "--seed", "1", "--json"]
     command += ["--set", "trainer.steps=8", "--set", "eval.tasks=400"]
     done = subprocess.run(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, check=True)
