@@ -135,6 +135,16 @@ def test_no_task_file(project: Any, refused: Refused) -> None:
     assert said.startswith(f"TaskError: {project.folder}/taks.jsonl can't be read (No such file or directory).")
 
 
+@pytest.mark.parametrize("name", ["fit", "eval"])
+def test_a_task_file_in_another_encoding(project: Any, refused: Refused, name: str) -> None:
+    """What a spreadsheet exports."""
+    (project.folder / "latin.jsonl").write_bytes('{"id": "grüße"}'.encode("latin-1"))
+    said = refused(name, "graph.py", "--tasks", "latin.jsonl")
+    assert said.startswith("TaskError: ")
+    assert "latin.jsonl is not UTF-8 text (" in said
+    assert said.endswith("Save it as UTF-8.")
+
+
 def test_an_empty_task_file(project: Any, refused: Refused) -> None:
     """It says what a line looks like."""
     project.write("none.jsonl", "\n\n")

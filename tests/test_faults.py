@@ -113,6 +113,7 @@ def rollouts(project: Any, *settings: str, grace_s: float = 10.0, n: int = 1) ->
         ('raise ValueError("no such order")', "environment_failure", "ValueError: no such order"),
         ('raise PolicyFailure("deleted the order")', "policy_failure", "PolicyFailure: deleted the order"),
         ('raise ConnectionError("down")', "environment_failure", "ConnectionError: down"),
+        ("raise SystemExit(2)", "environment_failure", "SystemExit: 2"),
     ],
 )
 def test_a_tool_or_node_that_raises(order_desk: Any, then: str, status: str, told: str) -> None:
@@ -163,6 +164,19 @@ def test_a_tool_of_langgraphs_own_node_that_raises(new_project: Any, then: str, 
     project = new_project(IN_A_TOOL.format(then=then))
     (attempts,) = rollouts(project)
     assert [each.rollout.status for each in attempts] == [status] * n_attempts
+
+
+@pytest.mark.parametrize(
+    ("takes", "status"), [("order_id: str", "environment_failure"), ("order_id: int", "policy_failure")]
+)
+def test_arguments_that_are_refused(order_desk: Any, takes: str, status: str) -> None:
+    """Of two equal errors on arguments, the policy's is the one where its own last call breaks a tool's schema."""
+    project = order_desk("from pydantic import TypeAdapter; TypeAdapter(int).validate_python('A41')")
+    project.write("graph.py", Path(project.graph).read_text().replace("order_id: str", takes))
+    (attempts,) = rollouts(project)
+    last = attempts[-1]
+    assert last.turns[-1].n_tool_calls == 1
+    assert {each.rollout.status for each in attempts} == {status}
 
 
 LOOP = """

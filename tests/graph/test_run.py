@@ -58,15 +58,23 @@ def test_an_error_keeps_the_last_state(is_async: bool, rollout: Any, Route: Any)
     assert [m.text for m in ending.state["messages"]] == ["hi", "1"]
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_the_users_wish_to_stop_passes(error: type[BaseException], graph_of: Any, rollout: Any, Route: Any) -> None:
-    """Ctrl-C and exit are not an ending of the graph."""
+def test_the_users_wish_to_stop_passes(graph_of: Any, rollout: Any, Route: Any) -> None:
+    """Ctrl-C is not an ending of the graph."""
 
     def node(state: Any) -> Any:
-        raise error
+        raise KeyboardInterrupt
 
-    with pytest.raises(error):
+    with pytest.raises(KeyboardInterrupt):
         rollout(graph_of(node), Route())
+
+
+def test_exit_in_a_tool_ends_its_graph_only(graph_of: Any, rollout: Any, Route: Any) -> None:
+    """A command line parsed inside of a tool calls exit(2) on bad arguments: no reason to end the whole run."""
+
+    def node(state: Any) -> Any:
+        raise SystemExit(2)
+
+    assert type(rollout(graph_of(node), Route()).error) is SystemExit
 
 
 def test_context_callbacks_and_configurable_reach_the_graph(graph_of: Any, rollout: Any, Route: Any) -> None:
