@@ -16,6 +16,9 @@ from agenttrain.reward.status import may_train
 from agenttrain.sample.account import drifted, token_account
 from agenttrain.trajectory.prefix_breaks import prefix_breaks
 
+LOOKED_AT = 50
+"""Rollouts in which a trained call is sought."""
+
 
 def rollout_metrics(results: Sequence[RolloutResult]) -> dict[str, float]:
     """A step's figures as the rollouts tell them, every attempt counted."""
@@ -68,13 +71,14 @@ def wall_seconds(rows: Sequence[Mapping[str, Any]], view: StoreView, this_life: 
 
 
 def evaluation_seconds(view: StoreView) -> float:
-    """From the first evaluation rollout's start to the last one's end, by phase."""
-    total = 0.0
-    for phase in ("baseline", "held_out"):
-        spans = [(r.started_at, r.ended_at) for r in view.rollouts() if r.phase == phase]
-        if spans:
-            total += max(end for _, end in spans) - min(start for start, _ in spans)
-    return total
+    """From the first rollout's start to the last one's end, of each evaluation in each life of the run."""
+    spans: dict[tuple[str, int], tuple[float, float]] = {}
+    for rollout in view.rollouts():
+        if rollout.phase in ("baseline", "held_out"):
+            key = (rollout.phase, rollout.life)
+            start, end = spans.get(key, (rollout.started_at, rollout.ended_at))
+            spans[key] = (min(start, rollout.started_at), max(end, rollout.ended_at))
+    return sum(end - start for start, end in spans.values())
 
 
 def cpu_hours() -> float:
@@ -84,11 +88,15 @@ def cpu_hours() -> float:
 
 
 def replaced_model(view: StoreView) -> str:
-    """Class and name of the user's model that the policy stood in for."""
-    for rollout in view.rollouts():
+    """Class and name of the user's model that the policy stood in for: of a trained call, else of the first one."""
+    first = ""
+    for rollout in view.rollouts()[:LOOKED_AT]:
         for turn in view.turns(rollout.id):
-            return f"{turn.site.model_class} {turn.site.model_name}".strip()
-    return "no model: the graph made no call"
+            named = f"{turn.site.model_class} {turn.site.model_name}".strip()
+            if turn.role == "trained":
+                return named
+            first = first or named
+    return first or "no model: the graph made no call"
 
 
 def token_table(view: StoreView, reasons: Mapping[str, str]) -> dict[str, Any]:
