@@ -195,6 +195,28 @@ def test_a_run_goes_on_with_its_own_graph_only(fitted: Any, command: Any) -> Non
     assert command("fit", "graph.py:builder", "--resume", project.run.id).code == 0
 
 
+@pytest.mark.parametrize("setting", ["eval.tasks=2", "eval.repeats=2", "limits.turns=2", "seed=5"])
+def test_a_run_goes_on_with_what_its_baseline_was_measured_by(fitted: Any, command: Any, setting: str) -> None:
+    """Else the baseline would be measured again, at weights that are trained already."""
+    project, first = fitted
+    done = command("fit", "--resume", project.run.id, "--set", "trainer.steps=9", "--set", setting)
+    assert done.code == 2
+    key = setting.partition("=")[0].partition(".")[0]
+    assert f"ConfigError: {key} is " in done.err
+    assert "its baseline would not be comparable" in done.err
+    assert project.run.read_report() == first.json
+
+
+def test_an_evaluation_is_not_resumed(project: Any, command: Any) -> None:
+    """It says what to do instead."""
+    assert command("eval", "graph.py").code == 0
+    done = command("fit", "--resume", project.run.id)
+    assert (done.code, done.err.splitlines()[-1][:67]) == (
+        2,
+        "ConfigError: --resume goes on with a fit, and that run is an evalua",
+    )
+
+
 def test_a_dry_run_starts_nothing(project: Any, command: Any) -> None:
     """It prints the plan, for people or as JSON, and makes no folder."""
     done = command("fit", "graph.py", "--dry-run", "--json")

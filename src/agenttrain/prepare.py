@@ -7,11 +7,12 @@ and template are tried. Nothing is written and no rollout is made.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import math
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ from agenttrain.reward.score import check_verifiers
 from agenttrain.tasks import check_against_schema, few_tasks_warning, read_tasks, split_tasks
 from agenttrain.trainable import Trainable
 
+FIXED = ("model", "tasks", "seed", "eval", "limits", "reward", "renderer")
+"""Keys that a run keeps when it goes on."""
 VERSIONED = ("agenttrain", "langgraph", "langchain-core", "torch", "transformers", "renderers")
 
 
@@ -85,6 +88,8 @@ def prepare(
         plugins.add(plugin, name)
     layers = _layers(loaded, noted, flags, saved, cwd)
     config = resolve(*layers, plugin_tables=plugins.table_names)
+    if saved is not None:
+        _refuse_changed(resolve(*layers[:1], plugin_tables=plugins.table_names), config)
     plugins.trainer(config.trainer.name)
     plugins.engine(config.engine.name)
     plugins.advantage(config.trainer.advantage)
@@ -119,6 +124,25 @@ def prepare(
         renderer=renderer,
         notes=(*warnings, *_notes(chosen, renderer)),
     )
+
+
+def _refuse_changed(saved: Config, config: Config) -> None:
+    """A run that goes on is held against the baseline that it began with: what that was measured by stays.
+
+    Raises:
+        ConfigError: naming the key, and what may be changed.
+    """
+    for key in FIXED:
+        before, now = getattr(saved, key), getattr(config, key)
+        if before != now:
+            raise ConfigError(
+                f"{key} is {_shown(now)}, and the run that goes on was begun with {_shown(before)}: its baseline would "
+                "not be comparable. Leave it as it was (trainer.steps may grow), or start a new run."
+            )
+
+
+def _shown(value: Any) -> str:
+    return repr(value) if isinstance(value, str | int | None) else str(value)
 
 
 def model_folder(config: Config) -> Path:
@@ -190,8 +214,8 @@ def provenance(job: Job) -> dict[str, Any]:
         "versions": {name: _version(name) for name in VERSIONED},
         "hashes": {
             "graph": _files_hash(source_files(job.loaded)),
-            "tasks": _text_hash(json.dumps([t.id for t in (*job.train, *job.held_out)])),
-            "verifier": _text_hash(",".join(sorted(noted.verifiers)) if noted else ""),
+            "tasks": _text_hash(json.dumps([asdict(t) for t in (*job.train, *job.held_out)], default=repr)),
+            "verifier": _text_hash(json.dumps(_verifier_sources(noted))),
             "renderer": job.renderer.identity if job.renderer else None,
             "model": _model_hash(job.model) if job.model else None,
         },
@@ -259,6 +283,18 @@ def _notes(held_out: Sequence[Task], renderer: Renderer | None) -> tuple[str, ..
         family = getattr(renderer, "family", "")
         notes.append(f"renderer.family was guessed: {family}. Write it into agenttrain.toml to keep it.")
     return tuple(note for note in notes if note)
+
+
+def _verifier_sources(noted: Trainable | None) -> list[tuple[str, float, str]]:
+    """(name, weight, source) of each verifier; one without a source of its own goes by its type's name."""
+    sources = []
+    for name, (verifier, weight) in sorted(noted.verifiers.items() if noted else ()):
+        try:
+            source = inspect.getsource(verifier)
+        except (TypeError, OSError):
+            source = f"{type(verifier).__module__}.{type(verifier).__qualname__}"
+        sources.append((name, weight, source))
+    return sources
 
 
 def _version(name: str) -> str:

@@ -96,7 +96,9 @@ def bytes_needed(job: object) -> int:
 
 
 def _same_graph(graph: str | None, made_by: dict[str, object]) -> str:
-    """The run's own graph; another one is refused."""
+    """The run's own graph; another one is refused, and so is a run that is no fit."""
+    if "life" not in made_by:
+        raise ConfigError("--resume goes on with a fit, and that run is an evaluation. Make it again: agenttrain eval.")
     own, attribute = Path(str(made_by["graph"])), made_by.get("attribute")
     if graph is not None:
         path, colon, name = graph.rpartition(":")

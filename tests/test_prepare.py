@@ -1,0 +1,49 @@
+"""A Job's provenance: equal exactly when what made the run is equal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from agenttrain.prepare import prepare, provenance
+
+SEPARATE = """
+import importlib.util
+spec = importlib.util.spec_from_file_location("scoring", {path!r})
+scoring = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(scoring)
+score = scoring.score
+builder.add_node("agent", agent)
+builder.set_entry_point("agent")
+"""
+
+
+def hashes(project: Any) -> dict[str, Any]:
+    found: dict[str, Any] = provenance(prepare(project.graph, cwd=project.folder, flags={}))["hashes"]
+    return found
+
+
+def test_the_tasks_hash_is_of_all_that_a_task_holds(project: Any, task_rows: list[dict[str, Any]]) -> None:
+    """Another reference under the same ids is another task file."""
+    before = hashes(project)
+    task_rows[0]["reference"] = "another"
+    project.write_tasks(task_rows)
+    after = hashes(project)
+    assert {name for name in before if before[name] != after[name]} == {"tasks"}
+
+
+def test_the_verifier_hash_is_of_its_source(new_project: Any, tmp_path: Path) -> None:
+    """Of a verifier that stands in a file of its own, outside of graph.py's folder."""
+    seen = []
+    project = None
+    for body in ("return 0.0", "return 1.0"):
+        path = tmp_path / f"scoring{len(seen)}.py"
+        path.write_text(f"def score(task, state):\n    {body}\n")
+        if project is None:
+            project = new_project(SEPARATE.format(path=str(path)))
+            seen.append(hashes(project)["verifier"])
+        else:
+            project.write("graph2.py", Path(project.graph).read_text().replace("scoring0.py", path.name))
+            job = prepare(str(project.folder / "graph2.py"), cwd=project.folder, flags={})
+            seen.append(provenance(job)["hashes"]["verifier"])
+    assert seen[0] != seen[1]
