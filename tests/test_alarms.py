@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from agenttrain.alarms import Alarm, step_alarms, verifier_alarms
+from agenttrain.alarms import Alarm, evaluation_alarms, step_alarms, verifier_alarms
 from agenttrain.records import Rollout, RolloutRequest, RolloutResult, Status, StepResult, Task
 
 QUIET = {
@@ -177,3 +177,17 @@ def test_verifier_errors_that_differ_between_siblings_are_loud() -> None:
 def test_verifiers_that_fail_on_a_whole_task_or_not_at_all_are_quiet(results: list[RolloutResult]) -> None:
     """Nor is a failing tool, or a policy failure that a verifier found, an error of the verifier."""
     assert verifier_alarms(results, 1) == []
+
+
+def test_an_evaluation_with_places_that_have_no_result_says_so() -> None:
+    """They count as no success, so a dead engine must not read as a policy that got worse; a few are a note."""
+    failed = [result_of(f"f{i}", 0, "environment_failure", "EngineError: gone") for i in range(2)]
+    well = [result_of(f"w{i}", 0, "completed") for i in range(98)]
+    (note,) = evaluation_alarms([*failed, *well])
+    (loud,) = evaluation_alarms([*failed, *well[:8]])
+    assert (note.severity, loud.severity) == ("note", "loud")
+    assert (loud.code, loud.step) == ("evaluation_incomplete", 0)
+    assert loud.message == (
+        "2 of 10 evaluated places have no result and count as no success, for example train-1-f0-0-0: EngineError: gone"
+    )
+    assert evaluation_alarms(well) == []

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from agenttrain.records import RolloutResult, StepResult
+from agenttrain.reward.status import may_train
 
 LOGPROB_GAP = 1e-3
 """Largest difference between engine and trainer that is only rounding."""
@@ -79,6 +80,18 @@ def verifier_alarms(results: Sequence[RolloutResult], step: int) -> list[Alarm]:
     return [
         _loud("verifier_errors_differ", step, message + " An agent may learn to crash its verifier: see their causes.")
     ]
+
+
+def evaluation_alarms(results: Sequence[RolloutResult]) -> list[Alarm]:
+    """What an evaluation gives reason to say: places without a result count as no success, so the figure is lower."""
+    lost = [result for result in results if not may_train(result.rollout.status)]
+    found = verifier_alarms(results, 0)
+    if lost:
+        text = f"{len(lost)} of {len(results)} evaluated places have no result and count as no success, for example "
+        text += f"{lost[0].rollout.id}: {lost[0].rollout.cause}"
+        severity: Literal["note", "loud"] = "loud" if len(lost) > ENVIRONMENT_FAILURE_SHARE * len(results) else "note"
+        found.append(Alarm(code="evaluation_incomplete", severity=severity, step=0, message=text))
+    return found
 
 
 def plugin_alarms(observer_errors: Mapping[tuple[str, str], str]) -> list[Alarm]:
