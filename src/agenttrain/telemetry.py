@@ -1,6 +1,7 @@
 """What happens in a run becomes OpenTelemetry spans, events and metrics; every name stands here.
 
-    phase_span ── rollout_span (invoke_agent) ── chat, execute_tool (made where calls are recorded), reward_span
+    phase_span    one an evaluation
+    rollout_span  a trace of its own (invoke_agent) ── chat, execute_tool (made where calls are recorded), reward_span
                   its reward is an event gen_ai.evaluation.result
     update_spans  one span a step, under it one a group, linked to the rollouts that it trained
     publish_span  new weights to the engine

@@ -63,9 +63,10 @@ def eval_command(
 def n_rows(tasks: Path) -> int | None:
     """Rows of a task file that was named on the command line: all of them are evaluated. None: it can't be read."""
     try:
-        return max(1, sum(bool(line.strip()) for line in tasks.read_text(encoding="utf-8", errors="replace").splitlines()))
+        lines = tasks.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return None
+    return max(1, sum(bool(line.strip()) for line in lines))
 
 
 def _policy_of(run: str, model: str | None) -> Any:

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 
 from agenttrain.config import environment
 from agenttrain.errors import ConfigError
+from agenttrain.telemetry import RUN_ID
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
+EXPORTERS = ("console", "otlp", "none")
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
 
@@ -31,13 +33,12 @@ def exporting(exporter: str | None, run_id: str) -> Iterator[None]:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    resource = Resource.create(
-        {"service.name": environment("OTEL_SERVICE_NAME") or "agenttrain", "agenttrain.run.id": run_id}
-    )
+    resource = Resource.create({"service.name": _service_name(), RUN_ID: run_id})
     tracing = TracerProvider(resource=resource)
     tracing.add_span_processor(BatchSpanProcessor(_span_exporter(exporter)))
     trace.set_tracer_provider(tracing)
-    readers = [PeriodicExportingMetricReader(_metric_exporter(exporter))] if _wants_metrics() else []
+    wanted = _metrics_wanted() or exporter
+    readers = [] if wanted == "none" else [PeriodicExportingMetricReader(_metric_exporter(wanted))]
     metering = MeterProvider(resource=resource, metric_readers=readers)
     metrics.set_meter_provider(metering)
     try:
@@ -56,15 +57,31 @@ def wanted_exporter() -> str | None:
     if (environment("OTEL_SDK_DISABLED") or "").lower() == "true":
         return None
     named = environment("OTEL_TRACES_EXPORTER")
-    if named is None:
+    _metrics_wanted()  # a wrong name is told before anything starts
+    if not named:
         return "otlp" if any(environment(name) for name in ENDPOINTS) else None
-    if named not in ("console", "otlp", "none"):
+    if named not in EXPORTERS:
         raise ConfigError(f"OTEL_TRACES_EXPORTER is {named!r}; agenttrain exports to console, otlp or none.")
     return None if named == "none" else named
 
 
-def _wants_metrics() -> bool:
-    return (environment("OTEL_METRICS_EXPORTER") or "otlp") != "none"
+def _metrics_wanted() -> str | None:
+    """console, otlp or none, as OTEL_METRICS_EXPORTER says. None: it says nothing, and metrics go where traces go.
+
+    Raises:
+        ConfigError: an exporter that is not known here.
+    """
+    named = environment("OTEL_METRICS_EXPORTER") or None
+    if named not in (None, *EXPORTERS):
+        raise ConfigError(f"OTEL_METRICS_EXPORTER is {named!r}; agenttrain exports to console, otlp or none.")
+    return named
+
+
+def _service_name() -> str:
+    """As OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES says, else ours."""
+    from opentelemetry.sdk.resources import OTELResourceDetector
+
+    return str(OTELResourceDetector().detect().attributes.get("service.name", "agenttrain"))
 
 
 def _span_exporter(exporter: str) -> SpanExporter:

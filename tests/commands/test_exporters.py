@@ -1,0 +1,42 @@
+"""Which of the standard OTEL_ variables decide where spans and metrics go."""
+
+from __future__ import annotations
+
+import pytest
+
+from agenttrain.commands.exporters import wanted_exporter
+from agenttrain.errors import ConfigError
+
+VARIABLES = ("OTEL_SDK_DISABLED", "OTEL_TRACES_EXPORTER", "OTEL_METRICS_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT")
+
+
+@pytest.mark.parametrize(
+    ("variables", "wanted"),
+    [
+        ({}, None),
+        ({"OTEL_TRACES_EXPORTER": ""}, None),
+        ({"OTEL_TRACES_EXPORTER": "console"}, "console"),
+        ({"OTEL_TRACES_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://here"}, None),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://here"}, "otlp"),
+        ({"OTEL_TRACES_EXPORTER": "", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://here"}, "otlp"),
+        ({"OTEL_TRACES_EXPORTER": "otlp", "OTEL_SDK_DISABLED": "true"}, None),
+    ],
+)
+def test_what_the_variables_ask_for(
+    variables: dict[str, str], wanted: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty variable is one that is not set, as OpenTelemetry says."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert wanted_exporter() == wanted
+
+
+@pytest.mark.parametrize("name", ["OTEL_TRACES_EXPORTER", "OTEL_METRICS_EXPORTER"])
+def test_an_unknown_exporter_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything starts, by the variable's name."""
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
+    monkeypatch.setenv(name, "prometheus")
+    with pytest.raises(ConfigError, match=f"{name} is 'prometheus'; agenttrain exports to console, otlp or none"):
+        wanted_exporter()
