@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agenttrain.errors import EscapeError
-from agenttrain.pool import MAX_RETRIES, RolloutPool
+from agenttrain.pool import RolloutPool
 from agenttrain.protocols import Engine
 from agenttrain.records import Rollout, RolloutRequest, RolloutResult, Status, Task
+from agenttrain.reward.status import MAX_RETRIES
 
 SOON_S = 10.0
 """How long a test waits for what must happen, on a busy machine."""

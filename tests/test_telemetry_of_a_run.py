@@ -107,6 +107,12 @@ def check_update(seen: Sequence[ReadableSpan], project: Any) -> None:
     assert all(0 < len(group.links) <= 128 for group in groups)
     trained = {sample.extra_fields["rollout_id"] for sample in project.store.trained_samples()}
     assert linked == {rollout.span_id for rollout in project.store.rollouts() if rollout.id in trained}
+    group_of = {rollout.span_id: rollout.group_id for rollout in project.store.rollouts()}
+    for group in groups:
+        (name,) = {group_of[f"{link.context.span_id:016x}"] for link in group.links}
+        assert attributes(group)["agenttrain.group.id"] == name
+    for span in named(seen, "invoke_agent"):
+        assert attributes(span)["agenttrain.group.id"] == group_of[f"{span.get_span_context().span_id:016x}"]
     (row,) = project.run.metrics()
     assert attributes(update)["agenttrain.update.reward"] == row["reward"]
 

@@ -42,13 +42,13 @@ def rollout_metrics(results: Sequence[RolloutResult]) -> dict[str, float]:
 
 
 def groups_of(step: StepResult, results: Sequence[RolloutResult]) -> dict[str, list[tuple[str, str]]]:
-    """Task id to the (trace id, span id) of its trained rollouts, for the links of update spans."""
+    """Group id to the (trace id, span id) of its trained rollouts, for the links of update spans."""
     trained = set(step.trained_rollout_ids)
     groups: dict[str, list[tuple[str, str]]] = {}
     for result in results:
         if result.rollout.id in trained:
             ids = (result.rollout.trace_id, result.rollout.span_id)
-            groups.setdefault(result.rollout.task_id, []).append(ids)
+            groups.setdefault(result.rollout.group_id, []).append(ids)
     return groups
 
 

@@ -16,8 +16,8 @@ from typing import Protocol
 
 from agenttrain.protocols import Engine, OnDone
 from agenttrain.records import RolloutRequest, RolloutResult
+from agenttrain.reward.status import MAX_RETRIES
 
-MAX_RETRIES = 2
 GRACE_S = 10.0
 """How long past its seconds a graph may take to come back before it is given up."""
 POLL_S = 0.5

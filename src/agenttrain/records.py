@@ -273,6 +273,11 @@ class RolloutRequest:
     """The run's seed."""
 
     @property
+    def group_id(self) -> str:
+        """Of the siblings, as the rollout's own."""
+        return group_id(self.phase, self.step, self.task.id)
+
+    @property
     def rollout_id(self) -> str:
         """Readable, unique in a run: phase, step, task, sibling and attempt (and life)."""
         name = f"{self.phase}-{self.step}-{self.task.id}-{self.sibling}-{self.attempt}"
@@ -311,6 +316,11 @@ class Rollout:
     @property
     def seconds(self) -> float:
         return self.ended_at - self.started_at
+
+    @property
+    def group_id(self) -> str:
+        """Of the siblings: phase, step and task."""
+        return group_id(self.phase, self.step, self.task_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -363,7 +373,8 @@ class Sample:
     num_turns: int
     metrics: Mapping[str, float]
     extra_fields: Mapping[str, Any]
-    """rollout_id, task_id, trajectory, group, min_global_steps, max_global_steps (ints), reward_extra_info, status."""
+    """rollout_id, task_id, trajectory, group_id, min_global_steps and max_global_steps (ints), reward_extra_info,
+    status."""
 
     def __post_init__(self) -> None:
         check_lengths(self, f"rollout {self.extra_fields.get('rollout_id')}")
@@ -412,6 +423,11 @@ class RolloutSpec:
     """Folder of the policy's tokenizer and template."""
     plugins: tuple[str, ...] = ()
     trace_context: Mapping[str, str] = field(default_factory=dict)
+
+
+def group_id(phase: Phase, step: int, task_id: str) -> str:
+    """What names a group, in samples and in traces."""
+    return f"{phase}-{step}-{task_id}"
 
 
 def check_lengths(record: Trajectory | Sample, where: str) -> None:

@@ -101,7 +101,7 @@ class Runner:
             task_id=request.task.id,
             phase=request.phase,
             step=request.step,
-            group=f"{request.step}-{request.task.id}",
+            group=request.group_id,
         ) as span:
             flight = self._take_off(request, engine)
             ending = self._run_graph(flight)

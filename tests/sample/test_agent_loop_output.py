@@ -24,7 +24,7 @@ def test_it_is_what_verl_takes(result: Callable[..., RolloutResult]) -> None:
             "rollout_id": "train-1-t-0-0",
             "task_id": "t",
             "trajectory": 0,
-            "group": "train-1-t",
+            "group_id": "train-1-t",
             "min_global_steps": 5,
             "max_global_steps": 6,
             "reward_extra_info": {"answer": 1.0},

@@ -26,7 +26,7 @@ def test_a_sample_is_its_trajectory_with_the_reward(result: Make) -> None:
         "rollout_id": "train-1-t-0-0",
         "task_id": "t",
         "trajectory": 0,
-        "group": "train-1-t",
+        "group_id": "train-1-t",
         "min_global_steps": 5,
         "max_global_steps": 6,
         "reward_extra_info": {"answer": 1.0},

@@ -63,7 +63,7 @@ def _sample(rollout: Rollout, reward: Reward, trajectory: Trajectory) -> Sample:
             "rollout_id": rollout.id,
             "task_id": rollout.task_id,
             "trajectory": trajectory.index,
-            "group": f"{rollout.phase}-{rollout.step}-{rollout.task_id}",
+            "group_id": rollout.group_id,
             "min_global_steps": min(versions),
             "max_global_steps": max(versions),
             "reward_extra_info": {part.name: part.score for part in reward.parts},
