@@ -8,6 +8,7 @@ make_environment() {
   fi
   export PATH="$PWD/$name/bin:$PATH"
   if ! cmp -s constraints.txt "$name/installed" || ! python -c "import agenttrain" 2>/dev/null; then
+    echo "Installing into $name (1.4 GB, a few minutes the first time) ..." >&2
     python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
     python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".$extra"
     cp constraints.txt "$name/installed"

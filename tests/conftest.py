@@ -181,7 +181,7 @@ def policy_folder() -> Path:
     return POLICY
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def task_rows() -> list[dict[str, Any]]:
     """The rows of a project's tasks.jsonl: four to train, three held out."""
     return json.loads(json.dumps(TASKS))  # type: ignore[no-any-return]

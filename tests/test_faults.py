@@ -424,18 +424,15 @@ def test_training_goes_on_past_groups_that_fail(order_desk: Any, command: Any) -
     assert loud[0].startswith("6 of 12 rollouts ended by a failing environment and are not trained")
 
 
-def test_a_run_in_which_everything_fails_still_ends_with_its_report(order_desk: Any, command: Any) -> None:
-    """No step has a reward: none is 0, nothing is trained, and the report says so."""
+def test_a_run_in_which_everything_fails_ends_after_its_baseline(order_desk: Any, command: Any) -> None:
+    """Where no baseline rollout has a reward nothing is trained: one error names the commonest cause."""
     project = order_desk('raise ValueError("gone")')
     done = command("fit", "graph.py", "--set", "trainer.steps=1", *STEADY)
-    assert done.code == 0, done.err
-    assert "step   1/1  reward none  groups that teach 0/2" in done.err
-    (row,) = project.run.metrics()
-    assert (row["reward"], row["weight_version"], row["groups_trained"]) == (None, 0, 0)
-    report = project.run.read_report()
-    assert (report["baseline"]["reward"], report["baseline"]["success"], report["tokens"]["trained"]) == (None, 0.0, 0)
-    check_account(report["tokens"])
-    assert "| reward | none | none |" in done.out
+    assert done.code == 1
+    assert "None of the 3 baseline rollouts has a reward" in done.err
+    assert "ValueError: gone" in done.err
+    assert not (project.run.path / "policy").exists()
+    assert [rollout.reward for rollout in project.store.rollouts()] == [None] * len(project.store.rollouts())
 
 
 # The disk
@@ -549,3 +546,23 @@ builder.add_edge("call", "tools")
     done = subprocess.run(command, cwd=project.folder, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0
     assert '"environment_failures": 3' in done.stdout
+
+
+def test_a_bug_of_the_graph_after_a_cut_turn_is_the_environments(new_project: Any, command: Any) -> None:
+    """An exception of a later node is not blamed on the policy, however the policy's last turn ended."""
+    body = """
+def boom(state: MessagesState):
+    raise ZeroDivisionError("in a later node")
+
+builder.add_node("agent", agent)
+builder.add_node("boom", boom)
+builder.set_entry_point("agent")
+builder.add_edge("agent", "boom")
+"""
+    project = new_project(body)
+    done = command("fit", "graph.py")
+    assert done.code == 1
+    assert "ZeroDivisionError" in done.err
+    rollouts = project.store.rollouts()
+    assert {rollout.status for rollout in rollouts} == {"environment_failure"}
+    assert all("ZeroDivisionError" in rollout.cause for rollout in rollouts)

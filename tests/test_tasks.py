@@ -261,3 +261,11 @@ def test_a_graph_that_takes_no_object_is_refused() -> None:
     """An entrypoint over an int can't be given a row's input."""
     with pytest.raises(TaskError, match="is not of type 'integer'"):
         check_against_schema([task(q=1)], {"title": "LangGraphInput", "type": "integer"})
+
+
+def test_a_small_file_without_splits_holds_a_fifth_out(tmp_path: Path) -> None:
+    """Where chance holds no row out, the smallest hashes are, so that there is something to evaluate on."""
+    path = tmp_path / "tasks.jsonl"
+    path.write_text("".join(f'{{"id": "t{i}", "input": {{"x": {i}}}}}\n' for i in range(20)))
+    train, held_out = split_tasks(read_tasks(path))
+    assert (len(train), len(held_out)) == (16, 4)

@@ -81,10 +81,11 @@ def evaluation_seconds(view: StoreView) -> float:
     return sum(end - start for start, end in spans.values())
 
 
-def cpu_hours() -> float:
-    """CPU time of this process and its ended children, in hours."""
+def cpu_hours(engine_stats: Mapping[str, float]) -> float:
+    """CPU time of this process, its ended children, and an engine in a process of its own, in hours."""
     times = os.times()
-    return (times.user + times.system + times.children_user + times.children_system) / 3600
+    mine = times.user + times.system + times.children_user + times.children_system
+    return (mine + engine_stats.get("cpu_s", 0.0)) / 3600
 
 
 def replaced_model(view: StoreView) -> str:
@@ -99,9 +100,14 @@ def replaced_model(view: StoreView) -> str:
     return first or "no model: the graph made no call"
 
 
-def token_table(view: StoreView, reasons: Mapping[str, str]) -> dict[str, Any]:
-    """`tokens` of the report: where every token that the policy sampled in training went, from the store alone."""
-    samples, breaks = view.trained_samples(), Counter[str]()
+def token_table(view: StoreView, rows: Sequence[Mapping[str, Any]], reasons: Mapping[str, str]) -> dict[str, Any]:
+    """`tokens` of the report: where every token that the policy sampled in training went, from the store.
+
+    Args:
+        rows: metrics.jsonl, which says in which life each step that counts was made.
+        reasons: rollout id to why it was not trained.
+    """
+    samples, breaks = view.trained_samples({row["step"]: row["life"] for row in rows}), Counter[str]()
     handed = {sample.extra_fields["rollout_id"] for sample in samples}
     turns: dict[str, Turn] = {}
 

@@ -12,6 +12,7 @@ import shutil
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,9 +21,9 @@ from types import FrameType
 from typing import Any, Protocol
 
 from agenttrain import telemetry
-from agenttrain.alarms import Alarm, plugin_alarms, step_alarms, verifier_alarms
+from agenttrain.alarms import Alarm, evaluation_alarms, plugin_alarms, step_alarms, verifier_alarms
 from agenttrain.capture.store import SqliteStore, StoreView, read_store
-from agenttrain.errors import PluginError, RoleError, RunError
+from agenttrain.errors import EngineError, PluginError, RoleError, RunError, TrainerError
 from agenttrain.figures import (
     cpu_hours,
     dropped_by_step,
@@ -94,10 +95,11 @@ class Fit:
         started = time.perf_counter()
         self.trainer = self._open_trainer()
         try:
-            if resume_from is not None:
-                self.trainer.restore(resume_from[1])
             with self._saved_when_stopped():
                 baseline = self._evaluated("baseline") or self._evaluate("baseline")
+            self._refuse_unmatched_selectors()
+            if resume_from is not None:
+                self.trainer.restore(resume_from[1])
             self._train(baseline)
             with self._saved_when_stopped():
                 trained = self._evaluate("held_out")
@@ -149,7 +151,10 @@ class Fit:
             if on_done is not None:
                 on_done(result)
 
-        return self.pool.run(engine, [replace(request, life=self.life) for request in requests], noted)
+        try:
+            return rolled_out(self.pool, engine, [replace(request, life=self.life) for request in requests], noted)
+        except EngineError as error:
+            raise EngineError(f"{error} Checkpoints stand: agenttrain fit --resume {self.run.id}.") from error
 
     def _evaluate(self, phase: Phase) -> dict[str, Any]:
         """Greedy, unless set: the held-out tasks at the weights of now."""
@@ -162,7 +167,9 @@ class Fit:
         self.store.flush()
         summary = self._summary([result.rollout for result in results])
         self.watcher.ended(phase, summary)
-        for alarm in verifier_alarms(results, 0):
+        if phase == "baseline":
+            refuse_without_reward(results)
+        for alarm in evaluation_alarms(results):
             self.evaluation_alarms.append(alarm)
             self.watcher.alarm(alarm)
         return summary
@@ -197,17 +204,11 @@ class Fit:
                 self._save(step.step)
             if loud:
                 raise StoppedByAlarm(self.run.id, "a loud alarm, and --stop-on-alarm was given")
-            self._refuse_unmatched_selectors()
 
     def _refuse_unmatched_selectors(self) -> None:
-        """A selector that matched no call of a whole step is a mistake, not a rarity.
-
-        Raises:
-            RoleError: with the names seen.
-        """
-        unmatched = self.runner.roles.unmatched()
-        if unmatched:
-            raise RoleError(" ".join(unmatched))
+        """A selector that matched no call of a whole evaluation is a mistake, not a rarity."""
+        if self.life == 0:
+            refuse_unmatched(self.runner)
 
     def _after_step(self, step: StepResult, baseline: Mapping[str, Any], wall_s: float) -> list[Alarm]:
         """Store, figures, alarms, telemetry: all of it before the next step."""
@@ -301,10 +302,10 @@ class Fit:
             baseline=baseline,
             trained=trained,
             difference=difference,
-            tokens=token_table(view, {**dropped_by_step(rows), **left_out(view.rollouts())}),
+            tokens=token_table(view, rows, {**dropped_by_step(rows), **left_out(view.rollouts())}),
             steps=rows,
             wall_s=wall_seconds(rows, view, wall_s, self.life),
-            cpu_hours=cpu_hours(),
+            cpu_hours=cpu_hours(stats),
             gpu_hours=stats.get("gpus", 0.0) * wall_s / 3600,
             alarms=[*(alarm for row in rows for alarm in row["alarms"]), *(a.as_dict() for a in self._alarms())],
         )
@@ -379,19 +380,24 @@ def evaluate(job: Job, run: RunFolder, *, watcher: Watcher) -> dict[str, Any]:
     started = time.perf_counter()
     config = job.config
     run.write_config(config.model_dump(), provenance(job))
-    with opened(job, run) as (store, _, pool), ExitStack() as stack:
+    with opened(job, run) as (store, runner, pool), ExitStack() as stack:
         engine = None
         if job.model is not None:
             engine = job.plugins.engine(config.engine.name)(EngineContext(config=config, model=str(job.model)))
             stack.callback(engine.close)
         requests = evaluation_requests(job.held_out, "eval", config.eval.repeats, config.eval.temperature, config.seed)
         watcher.began("eval", len(requests))
-        results = pool.run(engine, requests, watcher.rollout_done)
+        results = rolled_out(pool, engine, requests, watcher.rollout_done)
         store.flush()
+        refuse_unmatched(runner)
         temperature = config.eval.temperature
         summary = summarize([r.rollout for r in results], job.held_out, config.eval.repeats, temperature=temperature)
+        if engine is None:
+            summary |= dict.fromkeys(("tool_calls", "invalid_tool_calls", "tokens"))  # the user's models don't tell us
         watcher.ended("eval", summary)
-        alarms = verifier_alarms(results, 0) + plugin_alarms(job.plugins.observer_errors)
+        alarms = evaluation_alarms(results) + plugin_alarms(job.plugins.observer_errors)
+        for alarm in alarms:
+            watcher.alarm(alarm)
         facts = RunFacts(
             run_id=run.id,
             graph=job.loaded.name,
@@ -408,11 +414,54 @@ def evaluate(job: Job, run: RunFolder, *, watcher: Watcher) -> dict[str, Any]:
             facts,
             result=summary,
             wall_s=time.perf_counter() - started,
-            cpu_hours=cpu_hours(),
+            cpu_hours=cpu_hours(engine.stats() if engine is not None else {}),
             alarms=[alarm.as_dict() for alarm in alarms],
         )
     run.write_report(report, eval_text(report))
     return report
+
+
+def rolled_out(
+    pool: RolloutPool, engine: Engine | None, requests: Sequence[RolloutRequest], on_done: OnDone | None
+) -> list[RolloutResult]:
+    """The pool's results, of an engine that is ready before and whole after.
+
+    Raises:
+        EngineError: the engine has failed; else its rollouts would look like a failing environment.
+        ModelError: it can't load its model.
+    """
+    if engine is not None:
+        engine.stats()
+    results = pool.run(engine, requests, on_done)
+    if engine is not None:
+        engine.stats()
+    return results
+
+
+def refuse_without_reward(results: Sequence[RolloutResult]) -> None:
+    """End a run in which nothing can be learned, before it trains on nothing.
+
+    Raises:
+        TrainerError: no rollout of the baseline has a reward; it tells the commonest cause.
+    """
+    causes = Counter(result.rollout.cause for result in results if result.rollout.reward is None)
+    if results and sum(causes.values()) == len(results):
+        cause, n = causes.most_common(1)[0]
+        raise TrainerError(
+            f"None of the {len(results)} baseline rollouts has a reward, so there is nothing to learn from. "
+            f"The commonest cause ({n} of them): {cause.rstrip('.')}. Mend it, then start again."
+        )
+
+
+def refuse_unmatched(runner: Runner) -> None:
+    """Refuse selectors that no call of a whole evaluation matched.
+
+    Raises:
+        RoleError: with the names seen.
+    """
+    unmatched = runner.roles.unmatched()
+    if unmatched:
+        raise RoleError(" ".join(unmatched))
 
 
 @contextmanager

@@ -66,7 +66,13 @@ class Engine(Protocol):
         """Take new weights (Hugging Face name, tensor). Returns when the next token is sampled from them."""
 
     def stats(self) -> Mapping[str, float]:
-        """Counters since the start: sampled_ids, prefilled_ids, cached_ids, decode_steps, decode_rows, busy_s."""
+        """Counters since the start: sampled_ids, prefilled_ids, cached_ids, decode_steps, decode_rows, busy_s.
+
+        Waits until the engine is ready.
+
+        Raises:
+            EngineError: the engine has failed and will answer no call.
+        """
 
     def close(self) -> None:
         """End threads and free memory; calls in flight end as aborted."""

@@ -84,11 +84,14 @@ def logprob_gap(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def per_success(summary: Mapping[str, Any]) -> dict[str, float | None]:
-    """What one success took in evaluation. None: there was none."""
+    """What one success took in evaluation. None: there was none, or it was not measured."""
     n_successes = summary["success"] * summary["rollouts"]
     if not n_successes:
         return {"tokens": None, "tool_calls": None, "seconds": None}
-    return {key: summary[key] * summary["rollouts"] / n_successes for key in ("tokens", "tool_calls", "seconds")}
+    return {
+        key: None if summary[key] is None else summary[key] * summary["rollouts"] / n_successes
+        for key in ("tokens", "tool_calls", "seconds")
+    }
 
 
 def fit_text(report: Mapping[str, Any]) -> str:
@@ -146,6 +149,8 @@ def verdict(report: Mapping[str, Any]) -> str:
     low, high = report["difference"]["ci95"]
     before, after = report["baseline"]["success"], report["trained"]["success"]
     moved = f"success on held-out tasks went from {before:.3f} to {after:.3f}"
+    if not report["tokens"]["trained"]:
+        return f"Nothing was trained, for the alarms below say why: {moved}."
     if low > 0:
         return f"The agent got better: {moved}, and the whole 95 % interval of the difference is above 0."
     if high < 0:

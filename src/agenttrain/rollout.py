@@ -178,7 +178,7 @@ class Runner:
             interrupted=ended.interrupted,
             stopped=recorder.stopped,
             aborted=bool(recorder.stopped and recorder.stopped.startswith("aborted")),
-            last_turn_cut=last is not None and last.stop_reason == "length",
+            last_turn_cut=last is not None and last.stop_reason == "length" and not _raised_by_itself(ended),
             ended_on_unparsable=ended.unreadable_answer or (last is not None and _is_at_fault(last, ended)),
             lost_calls=recorder.lost,
             n_trained_turns=sum(turn.role == "trained" for turn in recorder.turns),
@@ -254,7 +254,7 @@ class Runner:
             cause=cause,
             reward=reward,
             success=reward is not None and may_succeed(status) and passes(reward),
-            n_turns=len(policy_turns),
+            n_turns=len(policy_turns) or len(turns),  # as-is: the user's own models made all of them
             n_tool_calls=sum(turn.n_tool_calls for turn in policy_turns),
             n_invalid_tool_calls=sum(turn.n_invalid_tool_calls for turn in policy_turns),
             n_sampled_ids=sum(len(turn.response_ids) for turn in policy_turns),
@@ -348,9 +348,16 @@ def open_runner_of(spec: RolloutSpec, *, store: TurnStore) -> Iterator[Runner]:
         yield runner
 
 
+def _raised_by_itself(ended: GraphEnding) -> bool:
+    """Whether the graph's own code raised, and not about the policy's answer: the environment's failure."""
+    return ended.error is not None and not ended.recursion and not ended.unreadable_answer
+
+
 def _is_at_fault(last: Turn, ended: GraphEnding) -> bool:
     """Whether the graph ended on the calls of this turn: none could read them, or a tool refused their arguments."""
-    return last.parse_failed or (ended.refused_arguments and last.n_invalid_tool_calls > 0)
+    if ended.refused_arguments:
+        return last.n_invalid_tool_calls > 0
+    return last.parse_failed and not _raised_by_itself(ended)
 
 
 def _role_book(noted: Trainable | None) -> RoleBook:

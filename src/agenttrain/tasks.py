@@ -10,7 +10,8 @@ import difflib
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -35,15 +36,19 @@ def read_tasks(path: Path) -> tuple[Task, ...]:
 
     A row is `{"id", "input", "reference", "split", "metadata", "context"}`; `inputs` and `outputs` are taken for
     `input` and `reference`. A row without an id is named by its hash, one without a split is held out by the hash of
-    its id with a chance of 20 %.
+    its id with a chance of 20 %. Where no row names a split and chance holds none out, a fifth is, the smallest hashes.
 
     Raises:
         TaskError: naming file and line, what was seen, what is accepted and what to do.
     """
     tasks: list[Task] = []
     line_by_id: dict[str, int] = {}
+    named: set[str] = set()
     for line, text in _lines(path):
-        task = _task(_row(text, f"{path}:{line}"), f"{path}:{line}")
+        row = _row(text, f"{path}:{line}")
+        task = _task(row, f"{path}:{line}")
+        if row.get("split") is not None:
+            named.add(task.id)
         if task.id in line_by_id:
             raise TaskError(
                 f"{path}:{line} has the id {task.id!r}, which line {line_by_id[task.id]} has too. "
@@ -53,7 +58,7 @@ def read_tasks(path: Path) -> tuple[Task, ...]:
         tasks.append(task)
     if not tasks:
         raise TaskError(f'{path} holds no tasks. Write one JSON object a line: {{"id": "1", "input": {{…}}}}.')
-    return tuple(tasks)
+    return _with_some_held_out(tasks, named)
 
 
 def split_tasks(tasks: Sequence[Task]) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
@@ -66,8 +71,21 @@ def split_tasks(tasks: Sequence[Task]) -> tuple[tuple[Task, ...], tuple[Task, ..
 
 def split_of(task_id: str) -> Split:
     """The split of a row that names none: a function of its id alone, so that adding rows moves no other row."""
-    digest = hashlib.sha256(task_id.encode("utf-8", "surrogatepass")).digest()
-    return "held_out" if int.from_bytes(digest[:8], "big") < HELD_OUT_SHARE * 2**64 else "train"
+    return "held_out" if _hash(task_id) < HELD_OUT_SHARE * 2**64 else "train"
+
+
+def _with_some_held_out(tasks: Sequence[Task], named: Collection[str]) -> tuple[Task, ...]:
+    """The tasks, with a fifth of a small file held out where its hashes fell on one side."""
+    if named or len(tasks) < 2 or any(task.split == "held_out" for task in tasks):
+        return tuple(tasks)
+    by_hash = sorted(tasks, key=lambda task: _hash(task.id))
+    chosen = {task.id for task in by_hash[: max(1, round(HELD_OUT_SHARE * len(tasks)))]}
+    return tuple(replace(task, split="held_out") if task.id in chosen else task for task in tasks)
+
+
+def _hash(task_id: str) -> int:
+    """64 bits of an id, the same in every process."""
+    return int.from_bytes(hashlib.sha256(task_id.encode("utf-8", "surrogatepass")).digest()[:8], "big")
 
 
 def smallest_effect(n_tasks: int, success: float = 0.5) -> float:

@@ -78,7 +78,7 @@ def test_as_is_asks_the_users_own_model(new_project: Any, command: Any) -> None:
     )
     done = command("eval", "graph.py", "--run", "as-is", "--json")
     assert done.code == 0, done.err
-    assert (done.json["success"], done.json["tokens"], done.json["engine"]) == (1.0, 0.0, "as-is")
+    assert (done.json["success"], done.json["tokens"], done.json["engine"]) == (1.0, None, "as-is")
     assert [turn.role for rollout in project.store.rollouts() for turn in project.store.turns(rollout.id)] == (
         ["auxiliary"] * 3
     )

@@ -110,6 +110,8 @@ def test_a_killed_process_fails_what_was_asked(model_folder: Folder) -> None:
         future.result()
     with pytest.raises(EngineError):
         engine.generate((5, 6), sampling(), session="b")
+    with pytest.raises(EngineError):
+        engine.stats()
     engine.close()
 
 

@@ -395,7 +395,7 @@ class Recorder:
         return replace(
             parsed,
             text=_cut(parsed.text, call.stop),
-            tool_calls=tuple(_named(each, seed, i) for i, each in enumerate(parsed.tool_calls)),
+            tool_calls=tuple(_named(each, seed, i) for i, each in enumerate(_allowed(parsed.tool_calls, call))),
             invalid_tool_calls=tuple(_named(each, seed, -1 - i) for i, each in enumerate(parsed.invalid_tool_calls)),
         )
 
@@ -461,6 +461,11 @@ def hash63(text: str) -> int:
 def _named(call: CallT, seed: int, place: int) -> CallT:
     """The call with an id that is unique in the rollout and the same in every run; one the format carries stays."""
     return replace(call, id=f"call_{hash63(f'{seed} {place}'):016x}"[:13]) if call.id.startswith("call_") else call
+
+
+def _allowed(calls: tuple[ParsedCall, ...], call: ModelCall) -> tuple[ParsedCall, ...]:
+    """The first one only where the user's model was told `parallel_tool_calls=False`."""
+    return calls[:1] if call.parallel_tool_calls is False else calls
 
 
 def _cut(text: str, stops: tuple[str, ...]) -> str:

@@ -306,13 +306,19 @@ class StoreView:
             with self._open(path) as connection:
                 yield _result(connection, rollout)
 
-    def trained_samples(self) -> list[Sample]:
-        """What was handed to the loss; of a step that was made again after a resume, the last time."""
+    def trained_samples(self, lives: Mapping[int, int] | None = None) -> list[Sample]:
+        """What was handed to the loss.
+
+        Args:
+            lives: step to the life that made it, of the steps that count; an undone step is left out. None: of each
+                step the last life.
+        """
         rows = [row for path in self.paths() for row in self._rows(path, "SELECT * FROM trained")]
-        life_of: dict[int, int] = {}
-        for _, _, step, life, *_ in rows:
-            life_of[step] = max(life, life_of.get(step, 0))
-        return [_sample([*row[:2], *row[4:]]) for row in rows if row[3] == life_of[row[2]]]
+        if lives is None:
+            lives = {}
+            for _, _, step, life, *_ in rows:
+                lives[step] = max(life, lives.get(step, 0))
+        return [_sample([*row[:2], *row[4:]]) for row in rows if row[3] == lives.get(row[2])]
 
     def intents(self) -> tuple[Intent, ...]:
         """Every call that was begun, by start; those with a turn are not lost."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from agenttrain.config import parse_assignments
-from agenttrain.errors import AgenttrainError, EngineError, RunError, TrainerError
+from agenttrain.errors import AgenttrainError, ConfigError, EngineError, RunError, TrainerError
 
 RUNS = Path("runs")
 FAILED, STOPPED = 1, 130
@@ -38,6 +38,16 @@ def flag_tables(assignments: list[str] | None, **flags: Any) -> dict[str, Any]:
             table = table.setdefault(parent, {})
         table[leaf] = value
     return tables
+
+
+def check_choice(option: str, given: str | None, accepted: Sequence[str]) -> None:
+    """Refuse a value that an option doesn't take.
+
+    Raises:
+        ConfigError: with what it takes.
+    """
+    if given is not None and given not in accepted:
+        raise ConfigError(f"{option} is {given!r}; it takes {', '.join(accepted)}.")
 
 
 def print_json(value: Mapping[str, Any]) -> None:

@@ -78,6 +78,8 @@ def _policy_of(run: str, model: str | None) -> Any:
     if model is not None:
         raise ConfigError("--model and --run RUN both name weights. Keep one.")
     folder = find_run(run, RUNS)
+    if "life" not in folder.read_config()[1]:
+        raise ConfigError(f"{folder.id} is an evaluation and has no policy. Name the run of a fit with --run.")
     if not folder.policy.is_dir():
         raise ConfigError(f"{folder.id} has no policy/ yet: the run has not ended. agenttrain fit --resume {folder.id}")
     return str(folder.policy)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from agenttrain.commands.arguments import RUNS, Json, print_json
+from agenttrain.commands.arguments import RUNS, Json, check_choice, print_json
 from agenttrain.errors import RunError
 
 if TYPE_CHECKING:
@@ -38,8 +38,11 @@ def inspect_command(
 ) -> None:
     """List a run's rollouts, or show one: tokens coloured by mask, log probabilities, rewards, trajectories."""
     from agenttrain.capture.store import read_store
+    from agenttrain.records import Phase, Status
     from agenttrain.run_folder import find_run
 
+    check_choice("--status", status, get_args(Status))
+    check_choice("--phase", phase, get_args(Phase))
     folder = find_run(run, RUNS)
     view = read_store(folder.rollouts)
     if rollout is None:

@@ -56,18 +56,20 @@ class Progress:
     def ended(self, phase: str, summary: Mapping[str, Any]) -> None:
         self._end_bar()
         failed = f", {summary['environment_failures']} environment failures" if summary["environment_failures"] else ""
+        tokens = "" if summary["tokens"] is None else f", {summary['tokens']:.0f} tokens"
         self._say(
             f"{PHASES[phase]}: success {summary['success']:.3f} on {summary['tasks']} tasks, "
-            f"{summary['turns']:.1f} turns, {summary['tokens']:.0f} tokens a rollout{failed}",
+            f"{summary['turns']:.1f} turns{tokens} a rollout{failed}",
             "bold",
         )
 
     def step_done(self, row: Mapping[str, Any], n_steps: int, seconds_left: float) -> None:
-        reward = "none" if row["reward"] is None else f"{row['reward']:.3f} ± {row['reward_std']:.3f}"
+        reward = "none" if row["reward"] is None else f"{row['reward']:.3f} ± {row.get('reward_std') or 0:.3f}"
+        groups = f"groups that teach {row.get('groups_trained', 0):.0f}/{row.get('groups', 0):.0f}"
+        speed = row.get("tokens_sampled", 0) / max(row["wall_s"], 1e-9)
         self._say(
-            f"step {row['step']:>3}/{n_steps}  reward {reward}  "
-            f"groups that teach {row['groups_trained']:.0f}/{row['groups']:.0f}  "
-            f"{row['tokens_sampled'] / max(row['wall_s'], 1e-9):,.0f} tokens/s  {_duration(seconds_left)} left"
+            f"step {row['step']:>3}/{n_steps}  reward {reward}  {groups}  "
+            f"{speed:,.0f} tokens/s  {_duration(seconds_left)} left"
         )
 
     def alarm(self, alarm: Alarm) -> None:

@@ -202,7 +202,12 @@ class LocalEngine:
         update.done.result()
 
     def stats(self) -> Mapping[str, float]:
-        """Counters since the start; the mean batch width is decode_rows / decode_steps."""
+        """Counters since the start; the mean batch width is decode_rows / decode_steps.
+
+        Raises:
+            EngineError: the engine has failed or is closed.
+        """
+        self._check_open()
         return dict(self._counts)
 
     def close(self) -> None:

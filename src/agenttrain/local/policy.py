@@ -47,7 +47,7 @@ def load_model(folder: str | Path, *, device: torch.device, weights_from: Path |
             "*.safetensors, tokenizer files) on this machine. Point --model at one."
         )
     try:
-        with _quietly():
+        with quietly():
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ModelError(f"transformers can't load {folder} as a causal language model: {error}") from error
@@ -57,7 +57,7 @@ def load_model(folder: str | Path, *, device: torch.device, weights_from: Path |
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
+def quietly() -> Iterator[None]:
     """No progress bar of transformers' own: standard error belongs to the run."""
     from transformers.utils import logging
 

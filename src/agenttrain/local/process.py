@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -127,6 +128,13 @@ class ProcessEngine:
         self._loaded = facts
 
     def stats(self) -> Mapping[str, float]:
+        """Counters, with `cpu_s` of the engine's process; waits until the model is loaded.
+
+        Raises:
+            ModelError: the model can't be loaded.
+            EngineError: the engine has failed or is closed.
+        """
+        _ = self.facts
         number, future = self._asked()
         self._send(("stats", number))
         found: Mapping[str, float] = future.result()
@@ -252,7 +260,7 @@ class _Server:
             case ("update", number, version):
                 self._update(engine, number, version)
             case ("stats", number):
-                self._answer(number, dict(engine.stats()))
+                self._stats(engine, number)
             case ("close",):
                 return False
         return True
@@ -264,6 +272,12 @@ class _Server:
 
         try:
             engine.generate(prompt_ids, sampling, session=session).add_done_callback(answer)
+        except EngineError as error:
+            self._answer(number, None, error)
+
+    def _stats(self, engine: LocalEngine, number: int) -> None:
+        try:
+            self._answer(number, {**engine.stats(), "cpu_s": time.process_time()})
         except EngineError as error:
             self._answer(number, None, error)
 

@@ -362,7 +362,8 @@ class LocalTrainer:
         """The weights of now as a Hugging Face folder, in float32, with the base's tokenizer files."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        self._model.save_pretrained(folder)
+        with policy.quietly():
+            self._model.save_pretrained(folder)
         for file in Path(self._context.spec.model).iterdir():
             if file.is_file() and file.name != "config.json" and not file.name.endswith(NOT_COPIED):
                 shutil.copyfile(file, folder / file.name)

@@ -6,6 +6,7 @@ advantage, which is counted once in the group. Knows nothing of models.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -112,6 +113,8 @@ def lessons(results: Sequence[RolloutResult], advantages: Callable[[Sequence[flo
                     f"The advantage estimator gave {len(scores)} advantages for the {len(rewards)} rewards of task "
                     f"{task_id}. It must give one for each."
                 )
+            if not all(map(math.isfinite, scores)):
+                raise TrainerError(f"The advantage estimator gave {scores} for task {task_id}. Each must be finite.")
             both = [Lesson(result=r, advantage=a) for r, a in zip(able, scores, strict=True)]
             dropped.update({lesson.rollout_id: NOTHING_SAMPLED for lesson in both if not lesson.samples})
             kept += [lesson for lesson in both if lesson.samples]
