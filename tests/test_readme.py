@@ -62,6 +62,11 @@ def test_plugin_block_registers_its_estimator() -> None:
     assert plugins.advantage("best")([0.0, 1.0, 0.5]) == [0.0, 1.0, 0.0]
 
 
+def test_no_placeholder_is_left() -> None:
+    """No word in capitals stands where a measured figure or real output belongs."""
+    assert re.findall(r"\b(?:OUTPUT|MEASURED|MEASUREMENTS|TODO|TBD|SECONDS)\b", README) == []
+
+
 def test_every_python_block_is_tested_here() -> None:
     """A new Python block needs a test of its own."""
     assert len(PYTHON) == 2
