@@ -39,7 +39,7 @@ CONTEXT_LENGTH = 2048
 ODDS = tasks.Odds(merged=0.3, listed=0.28, timeout=0.1)
 """The clerk's tasks are harder than those of tasks.jsonl, so that more is seen of every error."""
 
-STEPS, PLANNED_STEPS = 901, 1200
+STEPS, PLANNED_STEPS = 900, 1200
 """Stops before the plan of the learning rates ends: later, the items of training tasks are learnt by heart."""
 DEMONSTRATIONS = 20
 """Demonstrations in a batch."""
