@@ -3,8 +3,8 @@
     python benchmarks/capture.py [--rollouts 128] [--repeats 5]
 
 Without: a plain chat model that renders with the chat template, asks the same engine and parses the answer; no gate,
-no recorder, no store, no spans. With: what `agenttrain eval` does. Interleaved in one process; both give the same
-answers (checked), so the ratio of seconds is the price of capture. Prints one JSON object.
+no recorder, no store, no spans. With: what `agenttrain eval` does. Interleaved in one process; both are checked to
+succeed about as often, so the ratio of seconds is the price of capture. Prints one JSON object.
 """
 
 from __future__ import annotations

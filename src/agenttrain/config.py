@@ -43,7 +43,7 @@ class TrainerTable(Table):
     clip_high: float = Field(0.28, gt=0)
     loss: Literal["token-mean", "rollout-mean"] = "token-mean"
     minibatches: int = Field(2, ge=1)
-    """Optimizer steps per training step; each sees its own part of the groups once."""
+    """Optimizer steps per training step; the rollouts are dealt to them singly, each to one."""
     micro_batch_tokens: int = Field(16384, ge=1)
     """Padded tokens of one forward and backward pass."""
     max_grad_norm: float = Field(1.0, gt=0)
