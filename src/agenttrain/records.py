@@ -408,6 +408,8 @@ class StepResult:
     """Rollout id to the reason it was not trained."""
     samples: tuple[Sample, ...] = ()
     """Exactly the samples that were handed to the loss."""
+    advantages: tuple[tuple[float, ...], ...] = ()
+    """[samples][T] each response id's advantage as the loss saw it, 0.0 where the mask is 0; empty: not told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
