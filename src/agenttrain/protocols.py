@@ -198,8 +198,8 @@ class TrainerContext:
     """The training split, in file order."""
     open_engine: Callable[[], Engine]
     run_rollouts: RunRollouts
-    advantages: Callable[[Sequence[float]], list[float]] | None = None
-    """A registered advantage estimator [G] -> [G]; None: the trainer's own."""
+    advantages: Callable[[Sequence[float]], list[float]]
+    """The advantage estimator that the configuration names: [G] -> [G]."""
 
 
 class Trainer(Protocol):

@@ -15,7 +15,9 @@ from transformers import AutoModelForCausalLM
 from agenttrain.config import Config
 from agenttrain.errors import ConfigError, RunError, TrainerError
 from agenttrain.local.engine import LocalEngine
-from agenttrain.local.trainer import Cursor, LocalTrainer, learning_rate_at, tasks_at, unique_weights
+from agenttrain.local.learnable import unique_weights
+from agenttrain.local.schedule import Cursor, learning_rate_at, tasks_at
+from agenttrain.local.trainer import LocalTrainer
 from agenttrain.protocols import TrainerContext
 from agenttrain.records import (
     Generation,
@@ -29,6 +31,7 @@ from agenttrain.records import (
     Sampling,
     Task,
 )
+from agenttrain.trainer.advantage import group_advantages
 from agenttrain.trainer.batches import Lesson
 
 Folder = Callable[[str], Path]
@@ -101,6 +104,7 @@ def opened(folder: Path, run: Run = bandit, *, deterministic: bool = False, **se
             tasks=TASKS,
             open_engine=lambda: LocalEngine(folder, one_at_a_time=deterministic),
             run_rollouts=run,
+            advantages=group_advantages,
         )
     )
     try:
@@ -110,7 +114,7 @@ def opened(folder: Path, run: Run = bandit, *, deterministic: bool = False, **se
 
 
 def weights_of(trainer: LocalTrainer) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in unique_weights(trainer._model).items()}
+    return {name: tensor.clone() for name, tensor in unique_weights(trainer._learnable.model).items()}
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "mamba"])
@@ -191,14 +195,14 @@ def lesson_of(name: str, parts: Sequence[tuple[Ids, Ids, Sequence[int]]], advant
 def gradient(trainer: LocalTrainer, kept: Sequence[Lesson]) -> tuple[float, list[torch.Tensor]]:
     """The loss and the gradient that one update would use; the weights stay."""
     caught: list[torch.Tensor] = []
-    step = trainer._optimizer.step
+    step = trainer._learner.optimizer.step
     try:
-        trainer._optimizer.step = lambda: caught.extend(  # type: ignore[assignment,method-assign]
-            p.grad.clone() for p in trainer._parameters if p.grad is not None
+        trainer._learner.optimizer.step = lambda: caught.extend(  # type: ignore[assignment,method-assign]
+            p.grad.clone() for p in trainer._learnable.parameters if p.grad is not None
         )
-        training = trainer._train(kept, 1, 0.0)
+        training = trainer._learner.train(kept, step=1, learning_rate=0.0, weight_version=0)
     finally:
-        trainer._optimizer.step = step  # type: ignore[method-assign]
+        trainer._learner.optimizer.step = step  # type: ignore[method-assign]
     return training.loss, caught
 
 
@@ -250,10 +254,10 @@ def test_reading_a_common_beginning_once_changes_nothing(architecture: str, mode
         lesson_of("2", [((*begin, 5, 41), (22, 23, 24, 25, 26), (1, 0, 0, 0, 1))], 0.4),
     ]
     with opened(model_folder(architecture), minibatches=1) as trainer:
-        assert trainer._shortest_prefix == 16
-        trainer._n_workers = 1
+        assert trainer._learner._shortest_prefix == 16
+        trainer._learner._n_workers = 1
         loss, grads = gradient(trainer, kept)
-        trainer._shortest_prefix = None
+        trainer._learner._shortest_prefix = None
         loss_full, grads_full = gradient(trainer, kept)
     assert abs(loss - loss_full) < 1e-6
     assert max(float((a - b).abs().max()) for a, b in zip(grads, grads_full, strict=True)) < 2e-6
@@ -262,7 +266,7 @@ def test_reading_a_common_beginning_once_changes_nothing(architecture: str, mode
 @pytest.mark.parametrize("architecture", ["gemma3", "mamba"])
 def test_models_without_plain_attention_read_every_row_in_full(architecture: str, model_folder: Folder) -> None:
     with opened(model_folder(architecture)) as trainer:
-        assert trainer._shortest_prefix is None
+        assert trainer._learner._shortest_prefix is None
 
 
 @pytest.mark.parametrize("mean", ["token-mean", "rollout-mean"])
@@ -317,8 +321,8 @@ def test_an_interrupted_update_is_undone(model_folder: Folder) -> None:
     """Ctrl-C between two optimizer steps: weights and optimizer are those before the step, and it can be made again."""
     with opened(model_folder("qwen3"), steps=2) as trainer:
         next(trainer.steps())
-        before, state = weights_of(trainer), trainer._optimizer.state_dict()["state"][0]["exp_avg"].clone()
-        update, n = trainer._update, 0
+        before, state = weights_of(trainer), trainer._learner.optimizer.state_dict()["state"][0]["exp_avg"].clone()
+        update, n = trainer._learner._update, 0
 
         def interrupted(*args: Any) -> Any:
             nonlocal n
@@ -327,13 +331,13 @@ def test_an_interrupted_update_is_undone(model_folder: Folder) -> None:
                 raise KeyboardInterrupt
             return update(*args)
 
-        trainer._update = interrupted  # type: ignore[method-assign]
+        trainer._learner._update = interrupted  # type: ignore[method-assign]
         with pytest.raises(KeyboardInterrupt):
             next(trainer.steps())
         after = weights_of(trainer)
         assert all(torch.equal(before[name], after[name]) for name in before)
-        assert torch.equal(trainer._optimizer.state_dict()["state"][0]["exp_avg"], state)
-        trainer._update = update  # type: ignore[method-assign]
+        assert torch.equal(trainer._learner.optimizer.state_dict()["state"][0]["exp_avg"], state)
+        trainer._learner._update = update  # type: ignore[method-assign]
         (again,) = trainer.steps()
     assert (again.step, again.weight_version) == (2, 2)
     assert again.metrics["logprob_gap_max"] < 2e-5
@@ -342,7 +346,7 @@ def test_an_interrupted_update_is_undone(model_folder: Folder) -> None:
 def test_a_gradient_that_is_no_number_ends_training(model_folder: Folder) -> None:
     broken = [lesson_of("0", [((5, 6), (7, 8), (1, 1))], float("nan")), *LESSONS[1:]]
     with opened(model_folder("qwen3")) as trainer, pytest.raises(TrainerError, match="an update needs a finite one"):
-        trainer._train(broken, 3, 1e-3)
+        trainer._learner.train(broken, step=3, learning_rate=1e-3, weight_version=2)
 
 
 def test_an_export_answers_as_the_engine_does(model_folder: Folder, tmp_path: Path) -> None:
@@ -374,7 +378,7 @@ def test_evaluation_uses_the_engine_that_serves_training(model_folder: Folder) -
         assert result.samples[0].extra_fields["min_global_steps"] == 1
         assert trainer.engine_stats()["sampled_ids"] == 4 * 8 * 6 + 6
         assert (trainer.name, trainer.engine_name) == ("local", "local")
-        assert trainer.n_parameters == sum(p.numel() for p in trainer._model.parameters())
+        assert trainer.n_parameters == sum(p.numel() for p in trainer._learnable.model.parameters())
 
 
 def test_a_learning_rate_of_0_measures_noise(model_folder: Folder) -> None:
@@ -386,15 +390,14 @@ def test_a_learning_rate_of_0_measures_noise(model_folder: Folder) -> None:
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_an_unknown_advantage_and_no_tasks_are_refused(model_folder: Folder) -> None:
-    with pytest.raises(ConfigError, match="'mine', and the local trainer has group, centered"):
-        opened(model_folder("qwen3"), advantage="mine").__enter__()
+def test_no_tasks_are_refused() -> None:
     context = TrainerContext(
         config=Config(),
         spec=RolloutSpec(graph_file="", attribute=None, config={}, run_dir="", model=""),
         tasks=[],
         open_engine=lambda: LocalEngine(""),
         run_rollouts=bandit,
+        advantages=group_advantages,
     )
     with pytest.raises(ConfigError, match="no training tasks"):
         LocalTrainer(context)
