@@ -1,4 +1,4 @@
-"""What each training step works on: its tasks and its learning rate, from the step alone: a resumed run has the same."""
+"""What each training step works on: its tasks and its learning rate, from the step alone, as after a resume."""
 
 from __future__ import annotations
 
