@@ -29,7 +29,9 @@ def seen(alarms: list[Alarm]) -> list[tuple[str, str]]:
     return [(alarm.code, alarm.severity) for alarm in alarms]
 
 
-def result_of(task_id: str, sibling: int, status: Status, cause: str = "") -> RolloutResult:
+def result_of(
+    task_id: str, sibling: int, status: Status, cause: str = "", *, verifier_failed: bool = False
+) -> RolloutResult:
     request = RolloutRequest(task=Task(id=task_id, input={}), phase="train", step=1, sibling=sibling)
     rollout = Rollout(
         id=request.rollout_id,
@@ -40,6 +42,7 @@ def result_of(task_id: str, sibling: int, status: Status, cause: str = "") -> Ro
         attempt=0,
         status=status,
         cause=cause,
+        verifier_failed=verifier_failed,
     )
     return RolloutResult(request=request, rollout=rollout, turns=(), trajectories=(), samples=())
 
@@ -153,10 +156,10 @@ BROKEN = "Verifier 'answered' raised KeyError on task 'a': 'total'."
 def test_verifier_errors_that_differ_between_siblings_are_loud() -> None:
     """An agent may learn to crash its verifier; the tasks are counted and one is named."""
     results = [
-        result_of("b", 0, "environment_failure", BROKEN),
+        result_of("b", 0, "environment_failure", BROKEN, verifier_failed=True),
         result_of("b", 1, "completed"),
         result_of("a", 0, "completed"),
-        result_of("a", 1, "environment_failure", BROKEN),
+        result_of("a", 1, "environment_failure", BROKEN, verifier_failed=True),
         result_of("c", 0, "completed"),
     ]
     (alarm,) = verifier_alarms(results, 4)
@@ -168,9 +171,9 @@ def test_verifier_errors_that_differ_between_siblings_are_loud() -> None:
     "results",
     [
         [],
-        [result_of("a", 0, "environment_failure", BROKEN), result_of("a", 1, "environment_failure", BROKEN)],
-        [result_of("a", 0, "environment_failure", BROKEN), result_of("b", 0, "completed")],
-        [result_of("a", 0, "environment_failure", "ConnectionError: refused"), result_of("a", 1, "completed")],
+        [result_of("a", 0, "environment_failure", BROKEN, verifier_failed=True), result_of("a", 1, "environment_failure", BROKEN, verifier_failed=True)],
+        [result_of("a", 0, "environment_failure", BROKEN, verifier_failed=True), result_of("b", 0, "completed")],
+        [result_of("a", 0, "environment_failure", "ConnectionError: the verifier of our API refused"), result_of("a", 1, "completed")],
         [result_of("a", 0, "policy_failure", "verifier: no such order"), result_of("a", 1, "completed")],
     ],
 )

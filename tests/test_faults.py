@@ -19,7 +19,6 @@ from agenttrain.pool import RolloutPool
 from agenttrain.prepare import Job, prepare
 from agenttrain.protocols import EngineContext
 from agenttrain.records import RolloutRequest, RolloutResult
-from agenttrain.reward.status import is_retried
 from agenttrain.rollout import Runner, open_runner
 
 DESK = Path(__file__).parents[1] / "examples" / "order-desk"
@@ -95,7 +94,6 @@ def rollouts(project: Any, *settings: str, grace_s: float = 10.0, n: int = 1) ->
                 runner=runner,
                 concurrency=4,
                 seconds=job.config.limits.seconds,
-                should_retry=lambda result: is_retried(result.rollout.status),
                 grace_s=grace_s,
                 poll_s=0.02,
             )

@@ -97,7 +97,6 @@ def opened(
         runner=runner,
         concurrency=concurrency,
         seconds=seconds,
-        should_retry=lambda result: result.rollout.status == "environment_failure",
         should_stop=should_stop,
         grace_s=grace_s,
         poll_s=0.01,
@@ -189,8 +188,29 @@ def test_the_engine_is_handed_on() -> None:
     assert runner.engines == {None}
 
 
+def test_a_rollout_that_lost_an_answer_is_made_again_with_the_same_seed() -> None:
+    """As a remake of the same attempt, at most twice; after it an environment failure is the next attempt."""
+
+    def act(request: RolloutRequest) -> Status:
+        if request.task.id == "t0":
+            return "incomplete"
+        if request.remake == 1:
+            return "environment_failure"
+        return "completed" if request.attempt else "aborted"
+
+    told: list[RolloutResult] = []
+    with opened(FakeRunner(act)) as pool:
+        first, second = pool.run(None, [request_of(0), request_of(1)], told.append)
+    assert (first.rollout.status, first.rollout.attempt, first.request.remake) == ("incomplete", 0, 2)
+    assert (second.rollout.status, second.rollout.attempt, second.request.remake) == ("completed", 1, 0)
+    assert sorted(result.rollout.id for result in told) == [
+        "train-1-t0-0-0", "train-1-t0-0-0-m1", "train-1-t0-0-0-m2",
+        "train-1-t1-0-0", "train-1-t1-0-0-m1", "train-1-t1-0-1",
+    ]  # fmt: skip
+
+
 def test_a_policy_failure_is_not_tried_again() -> None:
-    """Only what `should_retry` says."""
+    """Only what its status says."""
     runner = FakeRunner(lambda request: "policy_failure")
     with opened(runner) as pool:
         (result,) = pool.run(None, [request_of(0)])

@@ -33,6 +33,7 @@ REQUESTS = st.builds(
     step=st.integers(0, 11),
     sibling=st.integers(0, 11),
     attempt=st.integers(0, 2),
+    remake=st.integers(0, 2),
     life=st.integers(0, 2),
 )
 
@@ -149,10 +150,11 @@ def test_a_row_without_a_response_is_refused() -> None:
 
 
 def test_a_rollout_id_can_be_read() -> None:
-    """Phase, step, task, sibling and attempt; the life only after a resume."""
+    """Phase, step, task, sibling and attempt; the remake only of one made again, the life only after a resume."""
     request = RolloutRequest(task=Task(id="order-7", input={}), phase="train", step=3, sibling=2, attempt=1)
     assert request.rollout_id == "train-3-order-7-2-1"
     assert dataclasses.replace(request, life=4).rollout_id == "train-3-order-7-2-1-r4"
+    assert dataclasses.replace(request, remake=1, life=4).rollout_id == "train-3-order-7-2-1-m1-r4"
 
 
 @given(first=REQUESTS, second=REQUESTS)
@@ -160,7 +162,7 @@ def test_rollout_ids_are_equal_exactly_when_all_that_names_them_is(
     first: RolloutRequest, second: RolloutRequest
 ) -> None:
     """Also for task ids with dashes and digits in them."""
-    fields = ("phase", "step", "task", "sibling", "attempt", "life")
+    fields = ("phase", "step", "task", "sibling", "attempt", "remake", "life")
     same = all(getattr(first, name) == getattr(second, name) for name in fields)
     assert (first.rollout_id == second.rollout_id) == same
 

@@ -71,8 +71,7 @@ def verifier_alarms(results: Sequence[RolloutResult], step: int) -> list[Alarm]:
     """
     by_task: dict[str, set[bool]] = {}
     for result in results:
-        broken = result.rollout.status == "environment_failure" and "erifier" in result.rollout.cause
-        by_task.setdefault(result.rollout.task_id, set()).add(broken)
+        by_task.setdefault(result.rollout.task_id, set()).add(result.rollout.verifier_failed)
     torn = sorted(task for task, seen in by_task.items() if len(seen) == 2)
     if not torn:
         return []

@@ -1,8 +1,8 @@
 """Many rollouts at once: each in flight has a thread of its own, so that sync nodes, async nodes and blocking calls
 all batch in the engine.
 
-Requests go in, results come out in the order of the requests. An environment failure is tried again, at most twice;
-a graph that does not return is given up. Nothing here knows what a rollout does.
+Requests go in, results come out in the order of the requests. What `following` says is made again, such as an
+environment failure; a graph that does not return is given up. Nothing here knows what a rollout does.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from agenttrain.protocols import Engine, OnDone
 from agenttrain.records import RolloutRequest, RolloutResult
-from agenttrain.reward.status import MAX_RETRIES
+from agenttrain.reward.status import following
 
 GRACE_S = 10.0
 """How long past its seconds a graph may take to come back before it is given up."""
@@ -58,7 +58,6 @@ class RolloutPool:
     concurrency: int
     seconds: float
     """limits.seconds of one rollout."""
-    should_retry: Callable[[RolloutResult], bool]
     should_stop: Callable[[], bool] = lambda: False
     """Asked at every result and poll: True ends `run` with KeyboardInterrupt."""
     grace_s: float = GRACE_S
@@ -76,10 +75,10 @@ class RolloutPool:
         """Make the rollouts; blocks until all have ended.
 
         Args:
-            on_done: called in this thread with every result, those that are tried again included.
+            on_done: called in this thread with every result, those that are made again included.
 
         Returns:
-            [len(requests)] the last attempt of each, in the order of the requests.
+            [len(requests)] the last one made of each, in the order of the requests.
 
         Raises:
             AgenttrainError: what ended the run, such as an escaped call; rollouts under way are cut off.
@@ -97,8 +96,8 @@ class RolloutPool:
                 for job, result in self._next(done, open_jobs):
                     if on_done is not None:
                         on_done(result)
-                    if self.should_retry(result) and job.request.attempt < MAX_RETRIES:
-                        again = replace(job.request, attempt=job.request.attempt + 1)
+                    again = following(job.request, result.rollout.status)
+                    if again is not None:
                         open_jobs[job.place] = self._start(
                             _Job(place=job.place, request=again, engine=engine, done=done)
                         )

@@ -8,7 +8,6 @@ pool calls it in process; a trainer that owns the loop calls it in its workers, 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -56,7 +55,6 @@ class _Flight:
 
     request: RolloutRequest
     recorder: Recorder
-    started_at: float
     closed: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -147,7 +145,8 @@ class Runner:
             model_name=self.model_name,
             on_turn=self._observe_turn,
         )
-        flight = _Flight(request=request, recorder=recorder, started_at=time.time())
+        flight = _Flight(request=request, recorder=recorder)
+        self.store.put_begun(request, started_at=recorder.started_at)
         self._flights[request.rollout_id] = flight
         return flight
 
@@ -176,7 +175,7 @@ class Runner:
             error=ended.error,
             recursion=ended.recursion,
             interrupted=ended.interrupted,
-            stopped=recorder.stopped,
+            stopped=recorder.stopped or (None if ended.error or ended.interrupted else recorder.overrun),
             aborted=bool(recorder.stopped and recorder.stopped.startswith("aborted")),
             last_turn_cut=last is not None and last.stop_reason == "length" and not _raised_by_itself(ended),
             ended_on_unparsable=ended.unreadable_answer or (last is not None and _is_at_fault(last, ended)),
@@ -189,10 +188,11 @@ class Runner:
         """Score, status, trajectories and samples; written to the store before anyone sees them."""
         status, cause = status_of(ending)
         turns = flight.recorder.turns
-        reward = None
-        if is_rewarded(status):
+        reward, is_asked = None, is_rewarded(status)
+        if is_asked:
             reward, status, cause = self._reward(flight.request, status, cause, state)
         rollout = self._rollout(flight, turns, status, cause, reward, span)
+        rollout = replace(rollout, verifier_failed=is_asked and reward is None)
         paths = trajectories(turns)
         result = RolloutResult(
             request=flight.request,
@@ -249,6 +249,7 @@ class Runner:
             step=request.step,
             sibling=request.sibling,
             attempt=request.attempt,
+            remake=request.remake,
             life=request.life,
             status=status,
             cause=cause,
@@ -258,8 +259,8 @@ class Runner:
             n_tool_calls=sum(turn.n_tool_calls for turn in policy_turns),
             n_invalid_tool_calls=sum(turn.n_invalid_tool_calls for turn in policy_turns),
             n_sampled_ids=sum(len(turn.response_ids) for turn in policy_turns),
-            started_at=flight.started_at,
-            ended_at=time.time(),
+            started_at=flight.recorder.started_at,
+            ended_at=flight.recorder.now(),
             trace_id=trace_id,
             span_id=span_id,
         )

@@ -339,3 +339,59 @@ def test_a_missing_folder_and_a_missing_rollout_are_told(tmp_path: Path) -> None
     store.close()
     with pytest.raises(RunError, match=r"no finished rollout 'x'\. Rollouts there: r"):
         read_store(tmp_path).rollout("x")
+
+
+def test_a_rollout_that_was_begun_and_not_ended_is_seen(tmp_path: Path) -> None:
+    """By its request, with the task as it was; one that any process finished is none."""
+    request = RolloutRequest(task=Task(id="t", input={"messages": ["hi"]}), phase="train", step=1, seed=7)
+    killed, resumed = SqliteStore(tmp_path), SqliteStore(tmp_path)
+    for sibling in range(3):
+        killed.put_begun(replace(request, sibling=sibling), started_at=float(9 - sibling))
+    killed.flush()
+    resumed.put_result(result(rollout_id="train-1-t-1-0"))
+    resumed.flush()
+    unfinished = read_store(tmp_path).unfinished()
+    assert [(each.request.rollout_id, each.started_at) for each in unfinished] == [
+        ("train-1-t-0-0", 9.0),
+        ("train-1-t-2-0", 7.0),
+    ]
+    assert unfinished[0].request == request
+    killed.close()
+    resumed.close()
+
+
+def test_the_file_that_was_made_last_counts_whatever_the_clock_said(tmp_path: Path) -> None:
+    """Files are numbered; their times and the ids of their processes order nothing."""
+    for logprob in (-0.1, -0.2, -0.3):
+        store = SqliteStore(tmp_path)
+        store.put_turn(turn("r#0", response_logprobs=(logprob,)))
+        store.put_result(result())
+        store.close()
+        os.utime(store.path, (0, 0))
+    assert [path.name[:6] for path in read_store(tmp_path).paths()] == ["00000-", "00001-", "00002-"]
+    assert read_store(tmp_path).turns("r")[0].response_logprobs == (-0.3,)
+
+
+@pytest.mark.parametrize("damage", ["overwritten", "cut short"])
+def test_a_file_damaged_in_its_middle_is_told(tmp_path: Path, damage: str) -> None:
+    """At the first look that reaches it, and by `refuse_damaged` before anything builds on it."""
+    store = SqliteStore(tmp_path)
+    for i in range(200):
+        store.put_result(result(rollout_id=f"r{i}"))
+    store.close()
+    content = bytearray(store.path.read_bytes())
+    middle = len(content) // 2
+    store.path.write_bytes(
+        content[: middle + 7] if damage == "cut short" else content[:middle] + bytes(len(content) - middle)
+    )
+    with pytest.raises(RunError, match=f"{store.path.name} can't be read: .* Move the file and its -wal away"):
+        read_store(tmp_path).refuse_damaged()
+    with pytest.raises(RunError, match=f"{store.path.name} can't be read: "):
+        list(read_store(tmp_path).results())
+
+
+def test_a_whole_file_passes(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path)
+    store.put_result(result())
+    store.close()
+    read_store(tmp_path).refuse_damaged()

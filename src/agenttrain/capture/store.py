@@ -5,9 +5,10 @@ all that is queued at one moment goes into one transaction (WAL, synchronous=NOR
 process). `read_store` merges the files of a folder and never writes.
 
 Invariants: a record read back equals the one written; a second put of an equal record changes nothing, and of a
-different one fails; after a failure every put and flush raises, so that nothing is lost in silence. A rollout is read
-from one file: of those that several processes hold (one was killed, a later one made it again), the latest that was
-finished. What JSON can't hold in a task's own data is kept as its repr.
+different one fails; after a failure every put and flush raises, so that nothing is lost in silence. Files are
+numbered in the order they were made, which no clock decides. A rollout is read from one file: of those that several
+processes hold (one was killed, a later one told how it ended), the latest that finished it. What JSON can't hold in a
+task's own data is kept as its repr.
 """
 
 from __future__ import annotations
@@ -18,10 +19,9 @@ import queue
 import secrets
 import sqlite3
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -40,13 +40,14 @@ from agenttrain.records import (
     Sample,
     Sampling,
     Task,
+    TrainedSample,
     Trajectory,
     Turn,
     TurnSpan,
 )
 
 SCHEMA: Final = """
-CREATE TABLE file (created_at REAL NOT NULL);
+CREATE TABLE begun (rollout_id TEXT PRIMARY KEY, started_at REAL NOT NULL, body TEXT NOT NULL);
 CREATE TABLE intents (turn_id TEXT PRIMARY KEY, rollout_id TEXT NOT NULL, started_at REAL NOT NULL);
 CREATE INDEX intents_of_rollout ON intents (rollout_id);
 CREATE TABLE turns (id TEXT PRIMARY KEY, rollout_id TEXT NOT NULL, body TEXT NOT NULL, prompt_ids BLOB NOT NULL,
@@ -61,7 +62,7 @@ CREATE TABLE samples (rollout_id TEXT NOT NULL, place INTEGER NOT NULL, body TEX
     PRIMARY KEY (rollout_id, place));
 CREATE TABLE trained (rollout_id TEXT NOT NULL, place INTEGER NOT NULL, step INTEGER NOT NULL, life INTEGER NOT NULL,
     body TEXT NOT NULL, prompt_ids BLOB NOT NULL, response_ids BLOB NOT NULL, response_mask BLOB NOT NULL,
-    response_logprobs BLOB NOT NULL, PRIMARY KEY (rollout_id, place));
+    response_logprobs BLOB NOT NULL, staleness INTEGER, advantages BLOB NOT NULL, PRIMARY KEY (rollout_id, place));
 """
 
 ARRAYS: Final[Mapping[str, np.dtype[Any]]] = {
@@ -92,6 +93,15 @@ class Intent:
     """Unix seconds."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """A rollout that was begun."""
+
+    request: RolloutRequest
+    started_at: float
+    """Unix seconds."""
+
+
 class SqliteStore:
     """Keeps every record of this process in one new file of a folder. Thread-safe.
 
@@ -104,7 +114,8 @@ class SqliteStore:
         Raises:
             RunError: neither can be written.
         """
-        self.path = folder / f"{os.getpid()}-{secrets.token_hex(4)}.db"
+        n_there = sum(1 for _ in folder.glob("*.db"))
+        self.path = folder / f"{n_there:05d}-{os.getpid()}-{secrets.token_hex(4)}.db"
         self._queue: queue.SimpleQueue[Put | Future[None] | None] = queue.SimpleQueue()
         self._failure: Exception | None = None
         self._closed = False
@@ -116,6 +127,11 @@ class SqliteStore:
             raise RunError(f"{folder} can't be made: {error}. Free the disk or choose a folder to write in.") from error
         self._thread.start()
         opened.result()
+
+    def put_begun(self, request: RolloutRequest, *, started_at: float) -> None:
+        """Queue that a rollout begins. The task is read now: the graph may change it later."""
+        row: Row = ("begun", (request.rollout_id, started_at, json.dumps(_plain(request), default=repr)))
+        self._send(lambda: [row])
 
     def put_intent(self, *, turn_id: str, rollout_id: str, started_at: float) -> None:
         row: Row = ("intents", (turn_id, rollout_id, started_at))
@@ -129,13 +145,25 @@ class SqliteStore:
         rows = _result_rows(result)
         self._send(lambda: rows)
 
-    def put_trained(self, step: int, life: int, samples: Sequence[Sample]) -> None:
+    def put_trained(
+        self,
+        step: int,
+        life: int,
+        samples: Sequence[Sample],
+        *,
+        advantages: Sequence[Sequence[float]] = (),
+        staleness: Sequence[int | None] = (),
+    ) -> None:
         """Queue what a step handed to its loss, exactly; a trajectory that is trained twice fails.
 
         Args:
             life: of the run, when the step was made.
+            advantages: [samples][T]; empty: the trainer did not tell.
+            staleness: [samples]; empty: not known.
         """
-        rows = [_trained_row(step, life, sample) for sample in samples]
+        n = len(samples)
+        each = zip(samples, staleness or [None] * n, advantages or [()] * n, strict=True)
+        rows = [_trained_row(step, life, sample, age, credit) for sample, age, credit in each]
         self._send(lambda: rows)
 
     def flush(self) -> None:
@@ -228,8 +256,7 @@ def _create(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=NORMAL")
-    born = f"INSERT INTO file VALUES ({time.time()!r});"
-    connection.executescript(f"BEGIN; {SCHEMA} {born} PRAGMA user_version={RECORD_VERSION}; COMMIT;")
+    connection.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version={RECORD_VERSION}; COMMIT;")
     return connection
 
 
@@ -266,7 +293,7 @@ def read_store(folder: Path) -> StoreView:
     if not folder.is_dir():
         raise RunError(f"{folder} is no folder. Give the rollouts folder of a run: runs/<id>/rollouts.")
     view = StoreView(folder)
-    view.paths()
+    view.refuse_unreadable()
     return view
 
 
@@ -275,10 +302,9 @@ class StoreView:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._births: dict[Path, float] = {}
 
     def rollouts(self) -> tuple[Rollout, ...]:
-        """Every finished rollout, by start."""
+        """Every finished rollout, by life of the run and start."""
         return tuple(rollout for rollout, _ in self._finished())
 
     def rollout(self, id: str) -> Rollout:
@@ -300,11 +326,40 @@ class StoreView:
     def trajectories(self, rollout_id: str) -> tuple[Trajectory, ...]:
         return tuple(map(_trajectory, self._of_rollout("SELECT * FROM trajectories", rollout_id)))
 
-    def results(self) -> Iterator[RolloutResult]:
-        """Every finished rollout with all that it left, one at a time, by start."""
+    def results(self, wanted: Callable[[Rollout], bool] = lambda rollout: True) -> Iterator[RolloutResult]:
+        """The finished rollouts that are wanted with all that they left, one at a time, by start."""
         for rollout, path in self._finished():
-            with self._open(path) as connection:
-                yield _result(connection, rollout)
+            if wanted(rollout):
+                with self._open(path) as connection:
+                    yield _result(connection, rollout)
+
+    def unfinished(self) -> tuple[Begun, ...]:
+        """The rollouts that were begun and that no file holds a result of, in the order they began."""
+        done = {rollout.id for rollout, _ in self._finished()}
+        rows = [row for path in self.paths() for row in self._rows(path, "SELECT * FROM begun ORDER BY rowid", since=2)]
+        return tuple(
+            Begun(request=_request(json.loads(body)), started_at=at) for id, at, body in rows if id not in done
+        )
+
+    def refuse_unreadable(self) -> None:
+        """Open every file once.
+
+        Raises:
+            RunError: one is no store of ours, or of a newer version.
+        """
+        for path in self.paths():
+            self._rows(path, "SELECT 1")
+
+    def refuse_damaged(self) -> None:
+        """Look through all files, so that what can't be read is told before anything builds on it.
+
+        Raises:
+            RunError: naming the first damaged file.
+        """
+        for path in self.paths():
+            for (found,) in self._rows(path, "PRAGMA quick_check(1)"):
+                if found != "ok":
+                    raise RunError(_damaged(path, found.splitlines()[-1]))
 
     def trained_samples(self, lives: Mapping[int, int] | None = None) -> list[Sample]:
         """What was handed to the loss.
@@ -318,7 +373,23 @@ class StoreView:
             lives = {}
             for _, _, step, life, *_ in rows:
                 lives[step] = max(life, lives.get(step, 0))
-        return [_sample([*row[:2], *row[4:]]) for row in rows if row[3] == lives.get(row[2])]
+        return [_trained(row).sample for row in rows if row[3] == lives.get(row[2])]
+
+    def trained(self, rollout_id: str) -> list[TrainedSample]:
+        """The samples of a rollout that steps handed to their loss, undone steps too."""
+        query = "SELECT * FROM trained WHERE rollout_id = ?"
+        return [_trained(row) for path in self.paths() for row in self._rows(path, query, (rollout_id,))]
+
+    def turn(self, id: str) -> Turn | None:
+        """One turn, or None."""
+        rows = self._of_rollout("SELECT * FROM turns", id.rpartition("#")[0])
+        return next((turn for turn in map(_turn, rows) if turn.id == id), None)
+
+    def turn_of_span(self, span_id: str) -> Turn | None:
+        """The turn whose call had that span, or None."""
+        query = "SELECT id FROM turns WHERE json_extract(body, '$.span_id') = ?"
+        ids = [id for path in self.paths() for (id,) in self._rows(path, query, (span_id,))] if span_id else []
+        return self.turn(ids[-1]) if ids else None
 
     def intents(self) -> tuple[Intent, ...]:
         """Every call that was begun, by start; those with a turn are not lost."""
@@ -332,35 +403,28 @@ class StoreView:
 
     def paths(self) -> tuple[Path, ...]:
         """The files, the oldest first."""
-        found = sorted(self.folder.glob("*.db"))
-        self._births |= {path: born for path in found if path not in self._births and (born := self._born(path))}
-        return tuple(sorted(found, key=lambda path: self._births.get(path, 0.0)))
+        return tuple(sorted(self.folder.glob("*.db")))
 
-    def _born(self, path: Path) -> float:
-        """Unix seconds; 0 where a process was killed before it had made its tables."""
-        with self._open(path) as connection:
-            made = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'file'").fetchone()
-            return float(connection.execute("SELECT created_at FROM file").fetchone()[0]) if made else 0.0
-
-    def _open(self, path: Path) -> closing[sqlite3.Connection]:
+    @contextmanager
+    def _open(self, path: Path) -> Iterator[sqlite3.Connection]:
         """A connection that can't write; it reads what a killed process left in its WAL too."""
         try:
-            connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=30)
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            with closing(_reader(path)) as connection:
+                (version,) = connection.execute("PRAGMA user_version").fetchone()
+                if version > RECORD_VERSION:
+                    raise RunError(
+                        f"{path} holds records of version {version}, and this agenttrain reads up to {RECORD_VERSION}. "
+                        "Install the agenttrain that wrote it, or a newer one."
+                    )
+                yield connection
         except sqlite3.Error as error:
-            raise RunError(f"{path} can't be read: {error}. Move the file away to read the others.") from error
-        if version > RECORD_VERSION:
-            connection.close()
-            raise RunError(
-                f"{path} holds records of version {version}, and this agenttrain reads up to {RECORD_VERSION}. "
-                "Install the agenttrain that wrote it, or a newer one."
-            )
-        return closing(connection)
+            raise RunError(_damaged(path, str(error))) from error
 
-    def _rows(self, path: Path, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    def _rows(self, path: Path, query: str, values: Sequence[Any] = (), *, since: int = 1) -> list[tuple[Any, ...]]:
+        """Rows of a file, none where its records are of a version before `since`: 0 when it was only just made."""
         with self._open(path) as connection:
             (version,) = connection.execute("PRAGMA user_version").fetchone()
-            return connection.execute(query, values).fetchall() if version else []
+            return connection.execute(query, values).fetchall() if version >= since else []
 
     def _homes(self, rollout_id: str | None = None) -> dict[str, Path]:
         """Rollout id to the file that it is read from: the latest that finished it, else the latest that began it."""
@@ -383,7 +447,7 @@ class StoreView:
         for path in self.paths():
             for id, body in self._rows(path, "SELECT rollout_id, body FROM results"):
                 latest[id] = (_rollout(json.loads(body)["rollout"]), path)
-        return sorted(latest.values(), key=lambda found: (found[0].started_at, found[0].id))
+        return sorted(latest.values(), key=lambda found: (found[0].life, found[0].started_at, found[0].id))
 
     def _intents(self, query: str) -> tuple[Intent, ...]:
         homes = self._homes()
@@ -396,15 +460,36 @@ class StoreView:
         return tuple(sorted(calls, key=lambda call: (call.started_at, call.turn_id)))
 
 
+def _reader(path: Path) -> sqlite3.Connection:
+    """A connection for reading only. On a disk that may not be written SQLite can't make the index of a WAL; a file
+    without a WAL is whole, and is read as one that nobody changes."""
+    address = f"{path.resolve().as_uri()}?mode=ro"
+    connection = sqlite3.connect(address, uri=True, timeout=30)
+    try:
+        connection.execute("PRAGMA user_version").fetchone()
+    except sqlite3.OperationalError:
+        connection.close()
+        if path.with_name(path.name + "-wal").exists() or os.access(path.parent, os.W_OK):
+            raise
+        return sqlite3.connect(f"{address}&immutable=1", uri=True)
+    return connection
+
+
+def _damaged(path: Path, why: str) -> str:
+    return (
+        f"{path} can't be read: {why}. Move the file and its -wal away to go on with the others: what it held is made "
+        "again where the run needs it."
+    )
+
+
 def _result(connection: sqlite3.Connection, rollout: Rollout) -> RolloutResult:
     def rows(columns: str, table: str, order: str = "") -> list[tuple[Any, ...]]:
         query = f"SELECT {columns} FROM {table} WHERE rollout_id = ? {order}"
         return connection.execute(query, (rollout.id,)).fetchall()
 
     ((body,),) = rows("body", "results")
-    request = json.loads(body)["request"]
     return RolloutResult(
-        request=RolloutRequest(**{**request, "task": Task(**request["task"])}),
+        request=_request(json.loads(body)["request"]),
         rollout=rollout,
         turns=tuple(sorted(map(_turn, rows("*", "turns")), key=lambda turn: turn.index)),
         trajectories=tuple(map(_trajectory, rows("*", "trajectories", "ORDER BY place"))),
@@ -428,9 +513,18 @@ def _result_rows(result: RolloutResult) -> list[Row]:
     return rows
 
 
-def _trained_row(step: int, life: int, sample: Sample) -> Row:
+def _trained_row(step: int, life: int, sample: Sample, staleness: int | None, advantages: Sequence[float]) -> Row:
     rollout_id, place = sample.extra_fields["rollout_id"], sample.extra_fields["trajectory"]
-    return ("trained", (rollout_id, place, step, life, _body(sample), *_blobs(sample)))
+    credit = _packed(advantages, sample.response_mask)
+    return ("trained", (rollout_id, place, step, life, _body(sample), *_blobs(sample), staleness, credit))
+
+
+def _packed(advantages: Sequence[float], mask: Sequence[int]) -> bytes:
+    """Those at mask 1; one number where all are equal, as for every estimator that credits a whole rollout."""
+    if not advantages:
+        return b""
+    kept = [advantage for advantage, trained in zip(advantages, mask, strict=True) if trained]
+    return np.asarray(kept[:1] if len(set(kept)) == 1 else kept, "<f8").tobytes()
 
 
 def _body(record: Turn | Trajectory | Sample) -> str:
@@ -475,8 +569,26 @@ def _trajectory(row: Sequence[Any]) -> Trajectory:
     return Trajectory(**body, **_read_blobs(Trajectory, row[3:]))
 
 
+def _trained(row: Sequence[Any]) -> TrainedSample:
+    sample, (staleness, credit) = _sample([*row[:2], *row[4:9]]), row[9:] or (None, b"")  # version 1 has neither
+    advantages = _unpacked(credit, sample.response_mask)
+    return TrainedSample(sample=sample, step=row[2], life=row[3], staleness=staleness, advantages=advantages)
+
+
+def _unpacked(credit: bytes, mask: Sequence[int]) -> tuple[float, ...]:
+    kept = np.frombuffer(credit, "<f8").tolist()
+    if not kept:
+        return ()
+    left = iter(kept * sum(mask) if len(kept) == 1 else kept)
+    return tuple(next(left) if trained else 0.0 for trained in mask)
+
+
 def _sample(row: Sequence[Any]) -> Sample:
     return Sample(**json.loads(row[2]), **_read_blobs(Sample, row[3:]))
+
+
+def _request(body: dict[str, Any]) -> RolloutRequest:
+    return RolloutRequest(**{**body, "task": Task(**body["task"])})
 
 
 def _rollout(body: dict[str, Any]) -> Rollout:

@@ -60,7 +60,7 @@ def summarize(
 
 
 def last_attempts(rollouts: Iterable[Rollout]) -> list[Rollout]:
-    """The rollout that counts for each place: of the latest life of the run the highest attempt."""
+    """The rollout that counts for each place: of the latest life of the run the last attempt and remake."""
     counted: dict[tuple[str, int], Rollout] = {}
     for rollout in rollouts:
         place = (rollout.task_id, rollout.sibling)
@@ -109,8 +109,8 @@ def _check_places(counted: Sequence[Rollout], tasks: Sequence[Task], repeats: in
             )
 
 
-def _order(rollout: Rollout) -> tuple[int, int]:
-    return rollout.life, rollout.attempt
+def _order(rollout: Rollout) -> tuple[int, int, int]:
+    return rollout.life, rollout.attempt, rollout.remake
 
 
 def _mean(values: Iterable[float]) -> float | None:

@@ -7,14 +7,16 @@ a wrong policy could both have been the cause, the environment is blamed: it is 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from agenttrain.errors import AgenttrainError, PolicyFailure, RolloutStop
-from agenttrain.records import Status
+from agenttrain.records import RolloutRequest, Status
 
 MAX_RETRIES = 2
 """Further attempts that an environment failure gets."""
+MAX_REMAKES = 2
+"""How often a rollout that was stopped, or lost an answer, is made again in one life of the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +32,7 @@ class StatusRule:
     retried: bool
     """It is tried again with another attempt, at most `MAX_RETRIES` times."""
     same_seed: bool
-    """It is made again with the same seed, since nothing was wrong with it."""
+    """It is made again with the same seed, at most `MAX_REMAKES` times, since nothing was wrong with it."""
     unfinished: bool
     """`reward.unfinished` is added."""
 
@@ -104,6 +106,19 @@ def may_succeed(status: Status) -> bool:
 def is_retried(status: Status) -> bool:
     """True when the rollout is tried again with another attempt."""
     return STATUS_RULES[status].retried
+
+
+def following(request: RolloutRequest, status: Status) -> RolloutRequest | None:
+    """The request that a place gets after one that ended so. None: it stands.
+
+    Example: after an environment failure attempt 1, with another seed; after a lost answer remake 1, with the same.
+    """
+    rule = STATUS_RULES[status]
+    if rule.retried and request.attempt < MAX_RETRIES:
+        return replace(request, attempt=request.attempt + 1, remake=0)
+    if rule.same_seed and request.remake < MAX_REMAKES:
+        return replace(request, remake=request.remake + 1)
+    return None
 
 
 def is_rewarded(status: Status) -> bool:
