@@ -149,6 +149,9 @@ class Route(Protocol):
 class TurnStore(Protocol):
     """Keeps every record, append-only."""
 
+    def put_begun(self, request: RolloutRequest, *, started_at: float) -> None:
+        """A rollout is about to begin: seen even if the process is killed before it ends."""
+
     def put_intent(self, *, turn_id: str, rollout_id: str, started_at: float) -> None:
         """A call is about to be made: seen even if its answer is lost."""
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from agenttrain.errors import CaptureError, SampleError, TaskError
 
-RECORD_VERSION = 1
+RECORD_VERSION = 2
 """Stored with every record; a reader refuses a higher one."""
 NOT_ADMITTED = "not admitted: "
 """Before a plugin's reason, in the cause of a rollout that it kept out of training."""
@@ -36,6 +36,7 @@ BreakCause = Literal[
     "other_conversation",
     "history_rewritten",
     "tools_changed",
+    "instruction_changed",
     "parallel_sibling",
     "retry",
     "truncated_turn",
@@ -112,6 +113,10 @@ class ModelCall:
     """The user's own cap on this call. None: the budget decides."""
     stop: tuple[str, ...] = ()
     parallel_tool_calls: bool | None = None
+    temperature: float | None = None
+    """The user's own, for serving; a rollout has its own. None: the user's model says nothing."""
+    unsupported: tuple[str, ...] = ()
+    """Sampling settings of the user's model that the policy doesn't follow, such as "top_p=0.9"."""
     site: CallSite = CallSite()
     role: Role = "trained"
     role_reason: str = ""
@@ -219,8 +224,13 @@ class Turn:
     n_invalid_tool_calls: int = 0
     parse_failed: bool = False
     """The reply held a tool call that could not be read."""
+    missed: str = ""
+    """What the call asked for and the reply lacks: "tool_choice" or "response_format". Empty: nothing."""
     renderer: str = ""
     """Identity of tokenizer, template and family that made and read the ids."""
+    trace_id: str = ""
+    """Of the call's span, hexadecimal; empty without a tracer."""
+    span_id: str = ""
     started_at: float = 0.0
     """Unix seconds."""
     ended_at: float = 0.0
@@ -266,6 +276,9 @@ class RolloutRequest:
     """Place in the group, or the repeat in evaluation."""
     attempt: int = 0
     """From 0; more than 0 after an environment failure."""
+    remake: int = 0
+    """How often this life made it again since it was stopped or lost an answer: names the record apart, and changes
+    no seed."""
     life: int = 0
     """How often the run had been resumed: names the record apart, and changes no seed."""
     temperature: float = 1.0
@@ -279,8 +292,10 @@ class RolloutRequest:
 
     @property
     def rollout_id(self) -> str:
-        """Readable, unique in a run: phase, step, task, sibling and attempt (and life)."""
+        """Readable, unique in a run: phase, step, task, sibling and attempt (and remake and life)."""
         name = f"{self.phase}-{self.step}-{self.task.id}-{self.sibling}-{self.attempt}"
+        if self.remake:
+            name += f"-m{self.remake}"
         return f"{name}-r{self.life}" if self.life else name
 
 
@@ -294,10 +309,13 @@ class Rollout:
     step: int
     sibling: int
     attempt: int
+    remake: int = 0
     life: int = 0
     status: Status
     cause: str = ""
     """What ended it, in words; empty when completed."""
+    verifier_failed: bool = False
+    """A verifier raised, took too long or gave no number; the status is environment_failure then."""
     reward: Reward | None = None
     """None: the status gives none. Never 0 instead."""
     success: bool = False
@@ -378,6 +396,21 @@ class Sample:
 
     def __post_init__(self) -> None:
         check_lengths(self, f"rollout {self.extra_fields.get('rollout_id')}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedSample:
+    """A sample as a step handed it to its loss, and what it was worth there."""
+
+    sample: Sample
+    step: int
+    """From 1."""
+    life: int
+    """Of the run, when the step was made."""
+    staleness: int | None
+    """The trained weights' version less the oldest that sampled a trained token. None: an older agenttrain wrote it."""
+    advantages: tuple[float, ...]
+    """[T] 0.0 where the mask is 0; empty: the trainer did not tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
