@@ -32,18 +32,34 @@ class Table(BaseModel):
 
 class TrainerTable(Table):
     name: str = "local"
-    algorithm: Literal["grpo"] = "grpo"
-    advantage: str = "group"
+    algorithm: Literal["grpo", "dr_grpo", "rloo", "gspo", "ppo"] = "grpo"
+    """Decides the keys below whose default is None: trainer/algorithms.py lists them."""
+    advantage: str | None = None
     """Name of the advantage estimator: "group" centres and scales by the group's standard deviation."""
     steps: int = Field(20, ge=1)
     tasks_per_step: int = Field(16, ge=1)
-    group_size: int = Field(8, ge=2)
+    group_size: int = Field(8, ge=1)
     learning_rate: float = Field(1e-5, ge=0)
-    clip_low: float = Field(0.2, gt=0, lt=1)
-    clip_high: float = Field(0.28, gt=0)
-    loss: Literal["token-mean", "rollout-mean"] = "token-mean"
+    clip_low: float | None = Field(None, gt=0, lt=1)
+    clip_high: float | None = Field(None, gt=0)
+    loss: Literal["token-mean", "rollout-mean", "constant"] | None = None
     minibatches: int = Field(2, ge=1)
-    """Optimizer steps per training step; the rollouts are dealt to them singly, each to one."""
+    """Optimizer steps per training step and epoch; the rollouts are dealt to them singly, each to one."""
+    epochs: int = Field(1, ge=1)
+    """Passes over the rollouts of a step, dealt anew in each."""
+    kl_coefficient: float = Field(0.0, ge=0)
+    """What the distance from the policy at the run's start costs. 0: nothing, and it is not measured."""
+    kl: Literal["k1", "k3"] = "k3"
+    """How that distance is estimated: "k3" is a term of the loss, "k1" a part of the reward."""
+    importance_cap: float | None = Field(None, gt=0)
+    """Weigh each token by trainer's over engine's probability, at most this. None: the two are taken as equal."""
+    discount: float | None = Field(None, gt=0, le=1)
+    """Per trained token (ppo)."""
+    gae_lambda: float | None = Field(None, ge=0, le=1)
+    value_learning_rate: float | None = Field(None, ge=0)
+    value_clip: float | None = Field(None, gt=0)
+    critic_warmup_steps: int | None = Field(None, ge=0)
+    """First steps in which only the critic learns (ppo)."""
     micro_batch_tokens: int = Field(16384, ge=1)
     """Padded tokens of one forward and backward pass."""
     max_grad_norm: float = Field(1.0, gt=0)
@@ -53,6 +69,15 @@ class TrainerTable(Table):
     weight_decay: float = Field(0.0, ge=0)
     beta1: float = Field(0.9, ge=0, lt=1)
     beta2: float = Field(0.95, ge=0, lt=1)
+    adapter: Literal["auto", "none", "lora"] = "auto"
+    """What is trained: "none": all weights; "lora": an adapter, the base frozen; "auto": lora for a large model."""
+    adapter_above: int = Field(400_000_000, ge=0)
+    """Parameters of a model above which "auto" means "lora"."""
+    lora_rank: int = Field(16, ge=1)
+    lora_alpha: int = Field(32, ge=1)
+    """What the adapter adds is scaled by lora_alpha / lora_rank."""
+    lora_targets: list[str] = []
+    """Names of the linear layers adapted, such as "q_proj". Empty: all but the output head."""
 
 
 class EngineTable(Table):

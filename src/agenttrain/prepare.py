@@ -30,6 +30,7 @@ from agenttrain.records import CallSite, Task
 from agenttrain.reward.score import check_verifiers
 from agenttrain.tasks import check_against_schema, few_tasks_warning, read_tasks, split_tasks
 from agenttrain.trainable import Trainable
+from agenttrain.trainer.algorithms import chosen, with_algorithm
 
 FIXED = ("model", "tasks", "seed", "eval", "limits", "reward", "renderer")
 """Keys that a run keeps when it goes on."""
@@ -87,12 +88,12 @@ def prepare(
     for name, plugin in (extra_plugins or {}).items():
         plugins.add(plugin, name)
     layers = _layers(loaded, noted, flags, saved, cwd)
-    config = resolve(*layers, plugin_tables=plugins.table_names)
+    config = with_algorithm(resolve(*layers, plugin_tables=plugins.table_names))
     if saved is not None:
         _refuse_changed(resolve(*layers[:1], plugin_tables=plugins.table_names), config)
     plugins.trainer(config.trainer.name)
     plugins.engine(config.engine.name)
-    plugins.advantage(config.trainer.advantage)
+    plugins.advantage(chosen(config.trainer).advantage)
     with loaded.open() as graph:
         input_schema, context_schema = graph.input_schema() or {}, graph.context_schema()
         if needs_policy:

@@ -9,7 +9,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from agenttrain.markers import hookimpl
-from agenttrain.trainer.advantage import centered_advantages, group_advantages
+from agenttrain.trainer.advantage import (
+    centered_advantages,
+    group_advantages,
+    leave_one_out_advantages,
+    own_rewards,
+)
 
 if TYPE_CHECKING:
     from agenttrain.protocols import (
@@ -37,6 +42,8 @@ def agenttrain_register_trainers(register: Callable[[str, TrainerFactory], None]
 def agenttrain_register_advantages(register: Callable[[str, AdvantageEstimator], None]) -> None:
     register("group", group_advantages)
     register("centered", centered_advantages)
+    register("leave-one-out", leave_one_out_advantages)
+    register("reward", own_rewards)
 
 
 def make_engine(context: EngineContext) -> Engine:

@@ -60,6 +60,46 @@ def group_advantages(rewards: Sequence[float]) -> list[float]:
     return [a / deviation for a in centered] if deviation else centered
 
 
+def leave_one_out_advantages(rewards: Sequence[float]) -> list[float]:
+    """Compare each reward of a group with the mean of the others.
+
+    Args:
+        rewards: [G], one per rollout of the group, any real number.
+
+    Returns:
+        [G], summing to 0; all zeros when the rewards are equal, and for a single one.
+
+    Raises:
+        SampleError: the group is empty, or a reward is not finite.
+
+    Source: RLOO, arXiv:2402.14740, section 2.2: r_i minus the mean of the other G - 1, which is G / (G - 1) times the
+    distance from the mean of all.
+
+    Example: [1, 0, 0] -> [1.0, -0.5, -0.5]
+    """
+    centered = centered_advantages(rewards)
+    n = len(rewards)
+    return [a * n / (n - 1) for a in centered] if n > 1 else centered
+
+
+def own_rewards(rewards: Sequence[float]) -> list[float]:
+    """The rewards as they are, of which a critic's values are subtracted later.
+
+    Args:
+        rewards: [G], any real number.
+
+    Returns:
+        [G]
+
+    Raises:
+        SampleError: the group is empty, or a reward is not finite.
+
+    Example: [1, 0] -> [1.0, 0.0]
+    """
+    _check(rewards)
+    return [float(reward) for reward in rewards]
+
+
 def _check(rewards: Sequence[float]) -> None:
     if not rewards:
         raise SampleError("A group has no rewards. Give at least one; a missing reward is left out, never 0.")
