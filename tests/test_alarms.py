@@ -171,9 +171,15 @@ def test_verifier_errors_that_differ_between_siblings_are_loud() -> None:
     "results",
     [
         [],
-        [result_of("a", 0, "environment_failure", BROKEN, verifier_failed=True), result_of("a", 1, "environment_failure", BROKEN, verifier_failed=True)],
+        [
+            result_of("a", 0, "environment_failure", BROKEN, verifier_failed=True),
+            result_of("a", 1, "environment_failure", BROKEN, verifier_failed=True),
+        ],
         [result_of("a", 0, "environment_failure", BROKEN, verifier_failed=True), result_of("b", 0, "completed")],
-        [result_of("a", 0, "environment_failure", "ConnectionError: the verifier of our API refused"), result_of("a", 1, "completed")],
+        [
+            result_of("a", 0, "environment_failure", "ConnectionError: the verifier of our API refused"),
+            result_of("a", 1, "completed"),
+        ],
         [result_of("a", 0, "policy_failure", "verifier: no such order"), result_of("a", 1, "completed")],
     ],
 )
