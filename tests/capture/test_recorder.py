@@ -110,6 +110,10 @@ def followed(messages: Any, reply: Reply, *results: str) -> tuple[Mapping[str, A
     return (*messages, says, *answers)
 
 
+def named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
 def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
@@ -513,14 +517,35 @@ def test_tool_choice_none_gives_a_sampled_call_back_as_text(desk: Desk) -> None:
     assert recorder.turns[0].prompt_ids == desk.renderer.render(ASKS, (LOOK_UP,))
 
 
-def test_a_choice_that_a_policy_did_not_make_is_counted(desk: Desk) -> None:
-    named = {"type": "function", "function": {"name": "add"}}
+def test_what_was_asked_of_an_answer_and_is_not_in_it_stands_in_its_turn(desk: Desk) -> None:
     recorder = desk.open()
     recorder.answer(call(tool_choice="required"))
-    recorder.answer(call(tool_choice=named))
+    recorder.answer(call(tool_choice=named("add")))
     desk.says = "No.<|im_end|>"
     recorder.answer(call(tool_choice="required"))
-    assert recorder.n_choices_missed == 2
+    recorder.answer(call(response_format={"type": "json_object"}))
+    recorder.answer(call())
+    assert [turn.missed for turn in recorder.turns] == ["", "tool_choice", "tool_choice", "response_format", ""]
+    assert [turn.missed for turn in desk.kept().turns(recorder.rollout_id)] == [turn.missed for turn in recorder.turns]
+
+
+def test_what_is_asked_of_an_answer_stands_in_the_prompt_and_stays_there(desk: Desk) -> None:
+    """The next turn of the conversation, which asks the same, is the stored ids and a suffix."""
+    recorder = desk.open()
+    reply = recorder.answer(call(tool_choice=named("look_up")))
+    recorder.answer(call(followed(ASKS, reply, "lamp"), at=site("t2", step=2), tool_choice=named("look_up")))
+    first, second = recorder.turns
+    system = {"role": "system", "content": "Be brief.\n\nCall the tool look_up."}
+    assert first.prompt_ids == desk.renderer.render((system, ASKS[1]), (LOOK_UP,))
+    assert (second.extends, second.prompt_ids[: len(first.prompt_ids)]) == (first.id, first.prompt_ids)
+
+
+def test_another_instruction_begins_a_trajectory(desk: Desk) -> None:
+    recorder = desk.open()
+    reply = recorder.answer(call(tool_choice="required"))
+    recorder.answer(call(followed(ASKS, reply, "lamp"), at=site("t2", step=2)))
+    recorder.answer(call(followed(ASKS, reply, "lamp"), at=site("t3", step=2), tool_choice="required", tools=()))
+    assert causes(recorder) == ["first_turn", "instruction_changed", "tools_changed"]
 
 
 def test_a_stop_text_cuts_the_reply_and_not_the_ids(desk: Desk, encode: Encode) -> None:

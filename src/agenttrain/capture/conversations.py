@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
+from agenttrain.capture.instructions import instruction_of
 from agenttrain.records import BreakCause, CallSite, InvalidCall, ModelCall, ParsedCall, Turn
 
 
@@ -31,11 +32,18 @@ class Prompt:
     """Messages up to and with the last assistant's; 0 when there is none."""
     tools: bytes
     """Hash of the tools."""
+    instruction: bytes = b""
+    """Hash of what the call asks of its answer; empty when it asks for nothing."""
 
     @property
     def digest(self) -> bytes:
-        """Of all messages and the tools."""
-        return self.digests[-1] + self.tools
+        """Of all messages, the tools and the instruction."""
+        return self.digests[-1] + self.tools + self.instruction
+
+    @property
+    def known(self) -> bytes | None:
+        """Of the conversation up to the last assistant's message. None: there is none, or nothing follows it."""
+        return self.digests[self.n_known - 1] if 0 < self.n_known < len(self.digests) else None
 
 
 def hashed(call: ModelCall) -> Prompt:
@@ -46,15 +54,33 @@ def hashed(call: ModelCall) -> Prompt:
         digests.append(digest)
         if message.get("role") == "assistant":
             n_known = i + 1
-    return Prompt(digests=tuple(digests), n_known=n_known, tools=_digest(b"", call.tools) if call.tools else b"")
+    instruction = instruction_of(call)
+    return Prompt(
+        digests=tuple(digests),
+        n_known=n_known,
+        tools=_digest(b"", call.tools) if call.tools else b"",
+        instruction=_digest(b"", instruction) if instruction else b"",
+    )
+
+
+def left_behind(
+    prompt: Prompt, text: str, calls: Sequence[ParsedCall], invalid: Sequence[InvalidCall]
+) -> tuple[bytes, ...]:
+    """Digests of the conversation after an answer; a graph may hand unreadable calls back, or leave them out."""
+    said = [(call.name, _plain(call.arguments)) for call in calls]
+    tried = [*said, *((call.name, _plain(call.arguments)) for call in invalid)]
+    return tuple(
+        _digest(prompt.digests[-1], ("assistant", text.strip(), made))
+        for made in ([said, tried] if invalid else [said])
+    )
 
 
 class Conversations:
     """Every conversation of one rollout. Not thread-safe: its recorder holds a lock."""
 
     def __init__(self) -> None:
-        self._turns: defaultdict[bytes, list[tuple[Turn, bytes]]] = defaultdict(list)
-        """Digest of prompt and reply to the turns that left it, with the hash of their tools."""
+        self._turns: defaultdict[bytes, list[tuple[Turn, Prompt]]] = defaultdict(list)
+        """Digest of prompt and reply to the turns that left it, with what they answered."""
         self._continued: set[str] = set()
         self._begun: defaultdict[bytes, list[CallSite]] = defaultdict(list)
         """Digest of a whole prompt to the places that asked it."""
@@ -78,17 +104,15 @@ class Conversations:
         return parent, cause
 
     def _parent(self, prompt: Prompt, site: CallSite) -> Turn | None:
-        if not 0 < prompt.n_known < len(prompt.digests):
-            return None
-        known = self._turns.get(prompt.digests[prompt.n_known - 1], ())
-        turns = [turn for turn, tools in known if tools == prompt.tools]
+        known = self._turns.get(prompt.known, ()) if prompt.known is not None else ()
+        turns = [turn for turn, asked in known if _same_settings(asked, prompt)]
         return max(turns, key=lambda turn: self._closeness(turn, site), default=None)
 
     def _break_cause(self, prompt: Prompt, site: CallSite) -> BreakCause:
         if not self._begun:
             return "first_turn"
-        if prompt.n_known and self._turns.get(prompt.digests[prompt.n_known - 1]):
-            return "tools_changed" if prompt.n_known < len(prompt.digests) else "template"
+        if prompt.n_known and (known := self._turns.get(prompt.digests[prompt.n_known - 1])):
+            return _changed(known, prompt) if prompt.known is not None else "template"
         if prompt.digest in self._begun:
             return "retry" if _retries(site, self._begun[prompt.digest]) else "parallel_sibling"
         return "history_rewritten" if self._rewritten(prompt, site) else "other_conversation"
@@ -96,12 +120,9 @@ class Conversations:
     def answered(
         self, turn: Turn, prompt: Prompt, text: str, calls: Sequence[ParsedCall], invalid: Sequence[InvalidCall]
     ) -> None:
-        """A turn has answered its prompt; a graph may hand its unreadable tool calls back, or leave them out."""
-        said = [(call.name, _plain(call.arguments)) for call in calls]
-        tried = [*said, *((call.name, _plain(call.arguments)) for call in invalid)]
-        for made in [said, tried] if invalid else [said]:
-            digest = _digest(prompt.digests[-1], ("assistant", text.strip(), made))
-            self._turns[digest].append((turn, prompt.tools))
+        """A turn has answered its prompt."""
+        for digest in left_behind(prompt, text, calls, invalid):
+            self._turns[digest].append((turn, prompt))
 
     def _closeness(self, turn: Turn, site: CallSite) -> tuple[int, int, bool, int]:
         shared = _n_shared(turn.site.checkpoint_ns.split("|"), site.checkpoint_ns.split("|"))
@@ -114,6 +135,16 @@ class Conversations:
         return (before is not None and before < (site.step or 0)) or (
             prompt.n_known > 0 and prompt.digests[0] in self._openings
         )
+
+
+def _same_settings(one: Prompt, other: Prompt) -> bool:
+    return (one.tools, one.instruction) == (other.tools, other.instruction)
+
+
+def _changed(known: Sequence[tuple[Turn, Prompt]], prompt: Prompt) -> BreakCause:
+    """What tells a call from the turns that left its conversation behind."""
+    same_tools = any(asked.tools == prompt.tools for _, asked in known)
+    return "instruction_changed" if same_tools else "tools_changed"
 
 
 def _place(site: CallSite) -> tuple[str | None, str]:

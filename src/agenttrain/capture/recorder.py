@@ -7,9 +7,10 @@ calls get the same seeds in every run. Thread-safe: parallel branches call from 
 
 How a user's settings are taken: the temperature is the rollout's, whatever the user's model says. `max_tokens` caps a
 call. `stop` texts cut the reply's text and not the ids. `tool_choice="none"` leaves the tools in the prompt (the
-conversation stays one) and gives a sampled call back as text. "required" and a named tool can't be forced on a sampled
-policy: a reply without such a call counts in `n_choices_missed`. A limit is checked when a call begins, so calls that
-run in parallel may pass it together. Nothing here knows rewards or statuses.
+conversation stays one) and gives a sampled call back as text. "required", a named tool and a response format are asked
+for in the prompt (`instructions`) and can't be forced on a sampled policy: what a reply lacks of them stands in its
+Turn. A limit is checked when a call begins, so calls that run in parallel may pass it together. Nothing here knows
+rewards or statuses.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from agenttrain.capture import spans
+from agenttrain.capture.answers import hash63, prompt_ids_of, read_answer, reply_of
 from agenttrain.capture.conversations import Conversations, Prompt, hashed
+from agenttrain.capture.instructions import missed
 from agenttrain.capture.tool_calls import n_misfits
 from agenttrain.errors import CaptureError, EngineError, RolloutStop
 from agenttrain.protocols import Engine, Parsed, Renderer, TurnStore
@@ -35,20 +37,18 @@ from agenttrain.records import (
     CallSite,
     Generation,
     Ids,
-    InvalidCall,
     ModelCall,
-    ParsedCall,
     Reply,
     Role,
     RolloutRequest,
     Sampling,
     Turn,
 )
+from agenttrain.telemetry import ids_of
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
-CallT = TypeVar("CallT", ParsedCall, InvalidCall)
 GRACE_S: Final = 2.0
 """How long a call that is out of time waits for what the engine had sampled until then."""
 ENDED: Final = "aborted: the rollout has ended"
@@ -88,10 +88,10 @@ class Recorder:
     Attributes:
         stopped: why the rollout may make no more calls, first one word of turns, tokens, seconds, room, aborted; None
             while it may.
+        started_at: Unix seconds.
         lost: calls whose answer was lost while the rollout might go on; one that a stop took away is none.
         n_tool_calls: tool calls that were sampled, readable or not.
         n_invalid_tool_calls: those of them that can't be read, name no tool or break its schema.
-        n_choices_missed: replies without the call that `tool_choice` asked for.
     """
 
     def __init__(
@@ -104,6 +104,7 @@ class Recorder:
         role_of: Callable[[CallSite], tuple[Role, str]],
         limits: RecorderLimits,
         tracer: Tracer | None = None,
+        captures_content: bool = False,
         model_name: str,
         on_turn: Callable[[Turn], None] | None = None,
     ) -> None:
@@ -111,21 +112,24 @@ class Recorder:
 
         Args:
             role_of: who answers a call, and why.
+            captures_content: whether messages stand on spans.
             on_turn: told of each turn once it is with the store, on the thread that made the call.
         """
         self.request, self.rollout_id = request, request.rollout_id
         self.stopped: str | None = None
         self._closed = False
-        self.lost = self.n_tool_calls = self.n_invalid_tool_calls = self.n_choices_missed = 0
+        self.lost = self.n_tool_calls = self.n_invalid_tool_calls = 0
         self._engine, self._renderer, self._store, self._limits = engine, renderer, store, limits
         self._role_of, self._model_name, self._on_turn = role_of, model_name, on_turn
-        self._spans = spans.CallSpans(tracer, model=model_name)
-        self._started = time.monotonic()
+        self._spans = spans.CallSpans(
+            tracer, model=model_name, rollout_id=self.rollout_id, captures_content=captures_content
+        )
+        self.started_at, self._started = time.time(), time.monotonic()
         self._lock = threading.RLock()
         self._conversations = Conversations()
         self._ordinals: Counter[str] = Counter()
         self._turns: dict[int, Turn] = {}
-        self._auxiliary: dict[str, Turn] = {}
+        self._auxiliary: dict[str, tuple[Turn, Span]] = {}
         self._n_calls = self._n_policy_calls = self._n_sampled = 0
 
     @property
@@ -138,6 +142,20 @@ class Recorder:
     def last_trained_turn(self) -> Turn | None:
         """The trained turn that began last. None: there is none."""
         return next((turn for turn in reversed(self.turns) if turn.role == "trained"), None)
+
+    @property
+    def overrun(self) -> str | None:
+        """That the seconds are over, in words. None: they are not."""
+        seconds = self._limits.seconds
+        return f"seconds: {seconds:g} seconds are over" if seconds is not None and self._elapsed_s >= seconds else None
+
+    def now(self) -> float:
+        """Unix seconds by the clock as it stood when the rollout began: one that is set meanwhile changes no duration."""
+        return self.started_at + self._elapsed_s
+
+    @property
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._started
 
     def role(self, site: CallSite) -> tuple[Role, str]:
         return self._role_of(site)
@@ -153,7 +171,9 @@ class Recorder:
     def auxiliary_began(self, call: ModelCall) -> str:
         """Note a call that the user's own model answers; it uses no budget and holds no ids."""
         index, turn_id = self._next_index()
-        started_at = time.time()
+        started_at = self.now()
+        span = self._spans.start_auxiliary(call, turn_id=turn_id)
+        trace_id, span_id = ids_of(span)
         turn = Turn(
             id=turn_id,
             rollout_id=self.rollout_id,
@@ -161,18 +181,21 @@ class Recorder:
             role="auxiliary",
             role_reason=call.role_reason,
             site=call.site,
+            trace_id=trace_id,
+            span_id=span_id,
             started_at=started_at,
         )
         with self._lock:
-            self._auxiliary[turn_id] = turn
+            self._auxiliary[turn_id] = turn, span
         self._store.put_intent(turn_id=turn_id, rollout_id=self.rollout_id, started_at=started_at)
         return turn_id
 
     def auxiliary_ended(self, turn_id: str, error: BaseException | None) -> None:
         """Record it; one that failed is recorded as aborted: the graph knows, so no answer was lost."""
         with self._lock:
-            began = self._auxiliary.pop(turn_id)
-        self._keep(replace(began, ended_at=time.time(), stop_reason="stop" if error is None else "aborted"))
+            began, span = self._auxiliary.pop(turn_id)
+        self._spans.end_auxiliary(span, error)
+        self._keep(replace(began, ended_at=self.now(), stop_reason="stop" if error is None else "aborted"))
 
     def stop(self, cause: str) -> None:
         """Let no more calls through; the first cause stays."""
@@ -221,23 +244,16 @@ class Recorder:
             self._stop(f"turns: all {limits.turns} policy calls are used")
         if limits.tokens is not None and self._n_sampled >= limits.tokens:
             self._stop(f"tokens: {self._n_sampled} of {limits.tokens} tokens are sampled")
-        if limits.seconds is not None and time.monotonic() - self._started >= limits.seconds:
-            self._stop(f"seconds: {limits.seconds:g} seconds are over")
+        if self.overrun is not None:
+            self._stop(self.overrun)
         return limits.tokens - self._n_sampled if limits.tokens is not None else self._engine.max_length
 
     def _prompt_ids(
         self, call: ModelCall, prompt: Prompt, parent: Turn | None, cause: BreakCause | None
     ) -> tuple[Ids, Turn | None, BreakCause | None]:
         """The stored ids of the parent and a suffix where that holds, else the whole conversation rendered anew."""
-        if parent is None:
-            return self._renderer.render(call.messages, call.tools), None, cause
-        new = call.messages[prompt.n_known :]
-        ids = self._renderer.extend(parent.prompt_ids, parent.response_ids, new, call.tools)
-        stored = parent.prompt_ids + parent.response_ids
-        if ids is not None and ids[: len(stored)] == stored:
-            return ids, parent, None
-        broke: BreakCause = "truncated_turn" if parent.stop_reason == "length" else "template"
-        return self._renderer.render(call.messages, call.tools), None, broke
+        ids, broke = prompt_ids_of(self._renderer, call, prompt, parent)
+        return (ids, parent, cause) if broke is None else (ids, None, broke)
 
     def _register(
         self,
@@ -257,7 +273,7 @@ class Recorder:
             seed=seed,
             stop_ids=self._renderer.stop_ids,
         )
-        started_at = time.time()
+        started_at = self.now()
         self._store.put_intent(turn_id=turn_id, rollout_id=self.rollout_id, started_at=started_at)
         return _Begun(
             call=call,
@@ -269,7 +285,7 @@ class Recorder:
             parent=parent,
             cause=cause,
             started_at=started_at,
-            span=self._spans.start(turn_id=turn_id, role=call.role, sampling=sampling),
+            span=self._spans.start(call, turn_id=turn_id, sampling=sampling),
         )
 
     def _next_index(self) -> tuple[int, str]:
@@ -294,7 +310,8 @@ class Recorder:
 
     def _ask(self, begun: _Begun) -> Future[Generation]:
         try:
-            return self._engine.generate(begun.prompt_ids, begun.sampling, session=self.rollout_id)
+            with spans.around(begun.span):
+                return self._engine.generate(begun.prompt_ids, begun.sampling, session=self.rollout_id)
         except BaseException as error:
             self._lose(begun, error)
 
@@ -335,7 +352,7 @@ class Recorder:
     def _seconds_left(self) -> float | None:
         if self._limits.seconds is None:
             return None
-        return max(0.0, self._limits.seconds - (time.monotonic() - self._started))
+        return max(0.0, self._limits.seconds - self._elapsed_s)
 
     def _out_of_time(self) -> None:
         self.stop(f"seconds: {self._limits.seconds:g} seconds are over")
@@ -345,7 +362,7 @@ class Recorder:
         """Count a call without an answer, and raise what the graph has to see."""
         with self._lock:
             self.lost += self.stopped is None and not self._closed
-        spans.fail(begun.span, error)
+        self._spans.fail(begun.span, error)
         if self.stopped is not None and isinstance(error, Exception):
             raise RolloutStop(self.stopped) from error
         if isinstance(error, EngineError) or not isinstance(error, Exception):
@@ -361,22 +378,23 @@ class Recorder:
         """Read the answer, record its Turn and give the Reply."""
         if not generation.token_ids and generation.stop_reason != "aborted":
             self._lose(begun, self._answered_nothing(begun))
-        parsed = self._parse(begun, generation)
+        parsed = read_answer(
+            self._renderer, begun.call, generation, prompt_ids=begun.prompt_ids, seed=begun.sampling.seed
+        )
         n_calls = len(parsed.tool_calls) + len(parsed.invalid_tool_calls)
         n_invalid = len(parsed.invalid_tool_calls) + n_misfits(parsed.tool_calls, begun.call.tools)
-        turn = self._turn(begun, generation, n_calls, n_invalid, parse_failed=bool(parsed.invalid_tool_calls))
+        turn = self._turn(begun, generation, parsed, n_calls, n_invalid)
         with self._lock:
             self._n_sampled += len(turn.response_ids)
             self.n_tool_calls += n_calls
             self.n_invalid_tool_calls += n_invalid
-            self.n_choices_missed += not _chosen(begun.call.tool_choice, parsed)
             self._conversations.answered(turn, begun.prompt, parsed.text, parsed.tool_calls, parsed.invalid_tool_calls)
         if not self._keep(turn):
             self._lose(begun, RolloutStop(ENDED))
-        spans.end(begun.span, turn, self._model_name)
+        self._spans.end(begun.span, turn, parsed, n_cached=generation.n_cached_ids)
         if generation.stop_reason == "aborted":
             self._stop("aborted: the engine ended the call")
-        return self._reply(turn, parsed, generation)
+        return reply_of(turn, parsed, n_cached_ids=generation.n_cached_ids, model_name=self._model_name)
 
     def _answered_nothing(self, begun: _Begun) -> EngineError:
         return EngineError(
@@ -384,22 +402,8 @@ class Recorder:
             "had room. See the engine's log."
         )
 
-    def _parse(self, begun: _Begun, generation: Generation) -> Parsed:
-        call, ids = begun.call, generation.token_ids
-        if call.tool_choice == "none":
-            end = len(ids) - (1 if ids and ids[-1] in self._renderer.stop_ids else 0)
-            parsed = Parsed(text=self._renderer.decode(ids[:end]), reasoning=None, tool_calls=(), invalid_tool_calls=())
-        else:
-            parsed = self._renderer.parse(ids, call.tools, begun.prompt_ids)
-        seed = begun.sampling.seed
-        return replace(
-            parsed,
-            text=_cut(parsed.text, call.stop),
-            tool_calls=tuple(_named(each, seed, i) for i, each in enumerate(_allowed(parsed.tool_calls, call))),
-            invalid_tool_calls=tuple(_named(each, seed, -1 - i) for i, each in enumerate(parsed.invalid_tool_calls)),
-        )
-
-    def _turn(self, begun: _Begun, generation: Generation, n_calls: int, n_invalid: int, *, parse_failed: bool) -> Turn:
+    def _turn(self, begun: _Begun, generation: Generation, parsed: Parsed, n_calls: int, n_invalid: int) -> Turn:
+        trace_id, span_id = ids_of(begun.span)
         return Turn(
             id=begun.turn_id,
             rollout_id=self.rollout_id,
@@ -417,24 +421,13 @@ class Recorder:
             break_cause=begun.cause,
             n_tool_calls=n_calls,
             n_invalid_tool_calls=n_invalid,
-            parse_failed=parse_failed,
+            parse_failed=bool(parsed.invalid_tool_calls),
+            missed=missed(begun.call, parsed),
             renderer=self._renderer.identity,
+            trace_id=trace_id,
+            span_id=span_id,
             started_at=begun.started_at,
-            ended_at=time.time(),
-        )
-
-    def _reply(self, turn: Turn, parsed: Parsed, generation: Generation) -> Reply:
-        return Reply(
-            call_id=turn.id,
-            text=parsed.text,
-            reasoning=parsed.reasoning,
-            tool_calls=parsed.tool_calls,
-            invalid_tool_calls=parsed.invalid_tool_calls,
-            stop_reason=turn.stop_reason,
-            n_prompt_ids=len(turn.prompt_ids),
-            n_response_ids=len(turn.response_ids),
-            n_cached_ids=generation.n_cached_ids,
-            model=self._model_name,
+            ended_at=self.now(),
         )
 
     def _keep(self, turn: Turn) -> bool:
@@ -451,32 +444,3 @@ class Recorder:
     def _stop(self, cause: str) -> NoReturn:
         self.stop(cause)
         raise RolloutStop(self.stopped)
-
-
-def hash63(text: str) -> int:
-    """63 bits of a text, the same in every process."""
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
-
-
-def _named(call: CallT, seed: int, place: int) -> CallT:
-    """The call with an id that is unique in the rollout and the same in every run; one the format carries stays."""
-    return replace(call, id=f"call_{hash63(f'{seed} {place}'):016x}"[:13]) if call.id.startswith("call_") else call
-
-
-def _allowed(calls: tuple[ParsedCall, ...], call: ModelCall) -> tuple[ParsedCall, ...]:
-    """The first one only where the user's model was told `parallel_tool_calls=False`."""
-    return calls[:1] if call.parallel_tool_calls is False else calls
-
-
-def _cut(text: str, stops: tuple[str, ...]) -> str:
-    """The text before the first stop text."""
-    return text[: min((at for stop in stops if stop and (at := text.find(stop)) >= 0), default=len(text))]
-
-
-def _chosen(choice: Any, parsed: Parsed) -> bool:
-    """Whether a reply holds the call that was asked for; True when none was."""
-    if choice in (None, "auto", "none"):
-        return True
-    names = {call.name for call in parsed.tool_calls}
-    wanted = choice.get("function", {}).get("name") if isinstance(choice, dict) else None
-    return wanted in names if wanted else bool(names)

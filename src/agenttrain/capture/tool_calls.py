@@ -25,7 +25,7 @@ def n_misfits(calls: Sequence[ParsedCall], tools: Sequence[Mapping[str, Any]]) -
     if not calls or not tools:
         return 0
     schemas = {function["name"]: function.get("parameters") or {} for function in map(_function, tools)}
-    return sum(1 for call in calls if call.name not in schemas or not _fits(call, schemas[call.name]))
+    return sum(1 for call in calls if call.name not in schemas or not fits_schema(call.arguments, schemas[call.name]))
 
 
 def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -33,9 +33,10 @@ def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     return function
 
 
-def _fits(call: ParsedCall, schema: Mapping[str, Any]) -> bool:
+def fits_schema(value: Mapping[str, Any], schema: Mapping[str, Any]) -> bool:
+    """Whether an object fits a JSON schema; one that is no schema refuses nothing."""
     validator = _validator(json.dumps(schema, sort_keys=True, default=str))
-    return validator is None or bool(validator.is_valid(dict(call.arguments)))
+    return validator is None or bool(validator.is_valid(dict(value)))
 
 
 @lru_cache(maxsize=256)
