@@ -106,13 +106,13 @@ def prepare(
         held_out = tasks if split is None else tuple(task for task in tasks if task.split == split)
     elif split == "train":
         held_out = train
-    chosen = held_out[: config.eval.tasks] if config.eval.tasks else held_out
-    if not chosen:
+    evaluated = held_out[: config.eval.tasks] if config.eval.tasks else held_out
+    if not evaluated:
         raise TaskError(
             f"{file} has {len(tasks)} tasks, and none of the split that is evaluated ({split or 'held_out'}). "
             'Give some rows "split": "held_out", or leave `split` out: 20 % of the rows are held out then.'
         )
-    warnings = check_against_schema((*train, *chosen), input_schema, context_schema)
+    warnings = check_against_schema((*train, *evaluated), input_schema, context_schema)
     model = model_folder(config) if needs_policy else None
     renderer = _renderer(config, model) if model is not None else None
     return Job(
@@ -120,10 +120,10 @@ def prepare(
         loaded=loaded,
         plugins=plugins,
         train=train,
-        held_out=chosen,
+        held_out=evaluated,
         model=model,
         renderer=renderer,
-        notes=(*warnings, *_notes(chosen, renderer)),
+        notes=(*warnings, *_notes(evaluated, renderer)),
     )
 
 
