@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agenttrain.capture.store import StoreView
-from agenttrain.records import NOT_ADMITTED, Rollout, RolloutResult, StepResult, Turn
+from agenttrain.records import NOT_ADMITTED, Rollout, RolloutResult, Turn
 from agenttrain.reward.status import may_train
 from agenttrain.sample.account import drifted, token_account
 from agenttrain.trajectory.prefix_breaks import prefix_breaks
@@ -39,17 +39,6 @@ def rollout_metrics(results: Sequence[RolloutResult]) -> dict[str, float]:
         "unfinished": sum(rollout.status in ("truncated", "budget_exhausted") for rollout in rollouts),
         "rollouts_without_trained_call": sum(ok and not has for ok, has in zip(usable, called, strict=True)),
     }
-
-
-def groups_of(step: StepResult, results: Sequence[RolloutResult]) -> dict[str, list[tuple[str, str]]]:
-    """Group id to the (trace id, span id) of its trained rollouts, for the links of update spans."""
-    trained = set(step.trained_rollout_ids)
-    groups: dict[str, list[tuple[str, str]]] = {}
-    for result in results:
-        if result.rollout.id in trained:
-            ids = (result.rollout.trace_id, result.rollout.span_id)
-            groups.setdefault(result.rollout.group_id, []).append(ids)
-    return groups
 
 
 def dropped_by_step(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:

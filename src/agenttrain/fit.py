@@ -27,7 +27,6 @@ from agenttrain.errors import EngineError, PluginError, RoleError, RunError, Tra
 from agenttrain.figures import (
     cpu_hours,
     dropped_by_step,
-    groups_of,
     left_out,
     replaced_model,
     rollout_metrics,
@@ -41,9 +40,11 @@ from agenttrain.promotion.summary import last_attempts, summarize
 from agenttrain.protocols import Engine, EngineContext, OnDone, Trainer, TrainerContext
 from agenttrain.records import Phase, RolloutRequest, RolloutResult, RolloutSpec, StepResult, Task
 from agenttrain.report import RunFacts, eval_report, eval_text, fit_report, fit_text
-from agenttrain.reward.status import is_retried
 from agenttrain.rollout import Runner, open_runner
 from agenttrain.run_folder import RunFolder
+from agenttrain.trainer.algorithms import chosen
+from agenttrain.sample.staleness import staleness_metrics, step_staleness
+from agenttrain.trace_join import trained_by_group
 
 
 class Watcher(Protocol):
@@ -100,7 +101,8 @@ class Fit:
             self._refuse_unmatched_selectors()
             if resume_from is not None:
                 self.trainer.restore(resume_from[1])
-            self._train(baseline)
+            with telemetry.phase_span("train"):
+                self._train(baseline)
             with self._saved_when_stopped():
                 trained = self._evaluate("held_out")
             self._export()
@@ -110,7 +112,7 @@ class Fit:
 
     def _open_trainer(self) -> Trainer:
         job, config = self.job, self.job.config
-        name = config.trainer.advantage
+        name = chosen(config.trainer).advantage
         context = TrainerContext(
             config=config,
             spec=spec_of(job, self.run),
@@ -212,9 +214,10 @@ class Fit:
 
     def _after_step(self, step: StepResult, baseline: Mapping[str, Any], wall_s: float) -> list[Alarm]:
         """Store, figures, alarms, telemetry: all of it before the next step."""
-        self.store.put_trained(step.step, self.life, step.samples)
+        ages = step_staleness(step)
+        self.store.put_trained(step.step, self.life, step.samples, advantages=step.advantages, staleness=ages)
         self.store.flush()
-        metrics = {**rollout_metrics(self.step_rollouts), **step.metrics, "wall_s": wall_s}
+        metrics = rollout_metrics(self.step_rollouts) | {**step.metrics, **staleness_metrics(ages), "wall_s": wall_s}
         merged = replace(step, metrics=metrics)
         alarms = step_alarms(merged, baseline_tool_calls=baseline["tool_calls"])
         alarms += verifier_alarms(self.step_rollouts, step.step)
@@ -228,7 +231,7 @@ class Fit:
             "dropped": dict(step.dropped),
         }
         self.run.append_metrics(row)
-        telemetry.update_spans(step.step, step.weight_version, groups_of(step, self.step_rollouts), metrics)
+        telemetry.update_spans(step.step, step.weight_version, trained_by_group(step, self.step_rollouts), metrics)
         self.job.plugins.observe("agenttrain_update_done", step_result=merged)
         left = self.job.config.trainer.steps - step.step
         self.watcher.step_done(row, self.job.config.trainer.steps, left * self._mean_wall_s())
@@ -361,7 +364,8 @@ def fit(
         run.drop_metrics_after(resume_from[0] if resume_from else 0)
         run.report_json.unlink(missing_ok=True)
     run.write_config(job.config.model_dump(), {**provenance(job), "life": life})
-    with opened(job, run) as (store, runner, pool):
+    span = telemetry.run_span("fit", run_id=run.id, graph=job.loaded.name, life=life)
+    with span, opened(job, run) as (store, runner, pool):
         work = Fit(
             job=job,
             run=run,
@@ -380,14 +384,16 @@ def evaluate(job: Job, run: RunFolder, *, watcher: Watcher) -> dict[str, Any]:
     started = time.perf_counter()
     config = job.config
     run.write_config(config.model_dump(), provenance(job))
-    with opened(job, run) as (store, runner, pool), ExitStack() as stack:
+    span = telemetry.run_span("evaluation", run_id=run.id, graph=job.loaded.name)
+    with span, opened(job, run) as (store, runner, pool), ExitStack() as stack:
         engine = None
         if job.model is not None:
             engine = job.plugins.engine(config.engine.name)(EngineContext(config=config, model=str(job.model)))
             stack.callback(engine.close)
         requests = evaluation_requests(job.held_out, "eval", config.eval.repeats, config.eval.temperature, config.seed)
         watcher.began("eval", len(requests))
-        results = rolled_out(pool, engine, requests, watcher.rollout_done)
+        with telemetry.phase_span("eval"):
+            results = rolled_out(pool, engine, requests, watcher.rollout_done)
         store.flush()
         refuse_unmatched(runner)
         temperature = config.eval.temperature
@@ -486,7 +492,6 @@ def opened(job: Job, run: RunFolder) -> Iterator[tuple[SqliteStore, Runner, Roll
             runner=runner,
             concurrency=config.engine.concurrency,
             seconds=config.limits.seconds,
-            should_retry=lambda result: is_retried(result.rollout.status),
             should_stop=stop.is_set,
         )
         stack.callback(pool.close)

@@ -29,8 +29,8 @@ def eval_command(
     json: Json = False,
 ) -> None:
     """Roll out tasks and report; writes a RUN of its own."""
-    from agenttrain.commands.exporters import exporting, wanted_exporter
     from agenttrain.commands.progress import Progress, print_evaluation
+    from agenttrain.exporters import exporting, wanted_exporter
     from agenttrain.fit import evaluate
     from agenttrain.prepare import prepare
     from agenttrain.run_folder import new_run

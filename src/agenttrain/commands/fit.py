@@ -44,8 +44,8 @@ def fit_command(
     json: Json = False,
 ) -> None:
     """Measure a baseline, train, measure the same held-out tasks again, and report."""
-    from agenttrain.commands.exporters import exporting, wanted_exporter
     from agenttrain.commands.progress import Progress, print_plan, print_report
+    from agenttrain.exporters import exporting, wanted_exporter
     from agenttrain.fit import RunStopped, StoppedByAlarm, fit
     from agenttrain.prepare import prepare
     from agenttrain.run_folder import find_run, new_run

@@ -1,7 +1,8 @@
 """Tool calls of one rollout become OpenTelemetry spans and two counts.
 
-One `execute_tool {tool}` span per call, ended with the call. Invariant: nothing here raises into the agent, and with a
-tracer that doesn't record only the counts are kept.
+One `execute_tool {tool}` span per call, ended with the call. Arguments, results and the texts of errors stand on it
+only where the user asks for content. Invariant: nothing here raises into the agent, and with a tracer that doesn't
+record only the counts are kept.
 
 Source: OpenTelemetry semantic conventions for generative AI, "Execute tool span".
 """
@@ -16,7 +17,8 @@ from langgraph.errors import GraphBubbleUp
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, Status, StatusCode, Tracer
 
 from agenttrain.errors import RolloutStop
-from agenttrain.telemetry import ERROR_TYPE, OPERATION, TOOL_CALL_ID, TOOL_NAME
+from agenttrain.telemetry import names
+from agenttrain.telemetry.content import as_json
 
 
 class ToolSpans(BaseCallbackHandler):
@@ -31,8 +33,8 @@ class ToolSpans(BaseCallbackHandler):
     ignore_retry = True
     ignore_custom_event = True
 
-    def __init__(self, tracer: Tracer) -> None:
-        self._tracer = tracer
+    def __init__(self, tracer: Tracer, *, captures_content: bool = False) -> None:
+        self._tracer, self._captures_content = tracer, captures_content
         self._spans: dict[UUID, Span] = {}
         self.n_tool_calls = 0
         """Calls that reached a tool; a call of a tool that doesn't exist reaches none."""
@@ -43,9 +45,11 @@ class ToolSpans(BaseCallbackHandler):
         """Begin the span of one call."""
         self.n_tool_calls += 1
         name = str((serialized or {}).get("name") or kwargs.get("name") or "tool")
-        attributes = {OPERATION: "execute_tool", TOOL_NAME: name}
+        attributes = {names.OPERATION: "execute_tool", names.TOOL_NAME: name}
         if call_id := kwargs.get("tool_call_id"):
-            attributes[TOOL_CALL_ID] = str(call_id)
+            attributes[names.TOOL_CALL_ID] = str(call_id)
+        if self._captures_content:
+            attributes[names.TOOL_ARGUMENTS] = as_json(kwargs.get("inputs") or input_str)
         span = self._tracer.start_span(f"execute_tool {name}", kind=SpanKind.INTERNAL, attributes=attributes)
         if span.is_recording():
             self._spans[run_id] = span
@@ -54,6 +58,8 @@ class ToolSpans(BaseCallbackHandler):
         """End it; an answer of status "error" is an error."""
         failed = getattr(output, "status", None) == "error"
         self.n_tool_errors += failed
+        if self._captures_content and run_id in self._spans:
+            self._spans[run_id].set_attribute(names.TOOL_RESULT, as_json(getattr(output, "content", output)))
         self._end(run_id, "tool_error" if failed else None, "")
 
     def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
@@ -72,6 +78,6 @@ class ToolSpans(BaseCallbackHandler):
     def _end(self, run_id: UUID, error_type: str | None, description: str) -> None:
         span = self._spans.pop(run_id, INVALID_SPAN)
         if error_type is not None:
-            span.set_attribute(ERROR_TYPE, error_type)
-            span.set_status(Status(StatusCode.ERROR, description))
+            span.set_attribute(names.ERROR_TYPE, error_type)
+            span.set_status(Status(StatusCode.ERROR, description if self._captures_content else None))
         span.end()

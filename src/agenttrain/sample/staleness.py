@@ -1,9 +1,11 @@
-"""A Sample and the trainer's weight version become its staleness: how many updates old its oldest token is."""
+"""Samples and the weights that a step trained become their staleness: how many updates old the oldest token is."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from agenttrain.errors import SampleError
-from agenttrain.records import Sample
+from agenttrain.records import Sample, StepResult
 
 
 def staleness(sample: Sample, trainer_version: int) -> int:
@@ -21,3 +23,19 @@ def staleness(sample: Sample, trainer_version: int) -> int:
             f"at {trainer_version}. Publish weights before sampling with them, or resume from the matching checkpoint."
         )
     return int(trainer_version - oldest)
+
+
+def step_staleness(step: StepResult) -> tuple[int, ...]:
+    """[samples] of a step, which trained the version before the one that it published.
+
+    Raises:
+        SampleError: a sample is newer than the weights that were trained.
+    """
+    return tuple(staleness(sample, step.weight_version - 1) for sample in step.samples)
+
+
+def staleness_metrics(ages: Sequence[int]) -> Mapping[str, float]:
+    """Mean and maximum over the samples of a step; empty when it trained none."""
+    if not ages:
+        return {}
+    return {"staleness_mean": sum(ages) / len(ages), "staleness_max": float(max(ages))}

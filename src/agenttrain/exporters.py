@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from agenttrain.config import environment
 from agenttrain.errors import ConfigError
-from agenttrain.telemetry import RUN_ID
+from agenttrain.telemetry.names import RUN_ID
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agenttrain.commands.exporters import wanted_exporter
+from agenttrain.exporters import wanted_exporter
 from agenttrain.errors import ConfigError
 
 VARIABLES = ("OTEL_SDK_DISABLED", "OTEL_TRACES_EXPORTER", "OTEL_METRICS_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT")

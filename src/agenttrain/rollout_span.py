@@ -1,0 +1,37 @@
+"""What a rollout left becomes what its span and the metrics tell: how it ended, its reward, where its tokens stand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agenttrain import telemetry
+from agenttrain.trajectory.places import token_places
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+    from agenttrain.records import RolloutResult
+
+
+def describe(result: RolloutResult, span: Span | None) -> None:
+    """Tell how a rollout ended.
+
+    Args:
+        span: of the rollout. None: it was given up and has none any more; only the metrics are told.
+    """
+    rollout, reward = result.rollout, result.rollout.reward
+    telemetry.reward_event(
+        span,
+        score=None if reward is None else reward.score,
+        status=rollout.status,
+        success=rollout.success,
+        parts={} if reward is None else {part.name: part.score for part in reward.parts},
+    )
+    telemetry.rollout_tokens(
+        span,
+        phase=rollout.phase,
+        tokens=token_places(result.turns, result.trajectories, may_be_trained=bool(result.samples)),
+        n_trajectories=len(result.trajectories),
+        n_auxiliary=sum(turn.role == "auxiliary" for turn in result.turns),
+        weight_versions=sorted({version for turn in result.turns for version in turn.weight_versions}),
+    )
