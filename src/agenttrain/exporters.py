@@ -1,12 +1,14 @@
 """Sets up the OpenTelemetry SDK from the standard OTEL_ variables, for the time of one command.
 
-Without any of them nothing is set up, and the library's spans cost nothing.
+Without any of them nothing is set up, and the library's spans cost nothing. A process that a run starts, such as the
+engine's, is told by `exported` what its parent set up, and exports to the same place as the same run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agenttrain.config import environment
@@ -20,9 +22,28 @@ EXPORTERS = ("console", "otlp", "none")
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
 
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What a process exports to, and as which run; picklable."""
+
+    exporter: str | None
+    """None: nothing is exported."""
+    run_id: str
+
+
+NOTHING = Exported(None, "")
+_exported = NOTHING
+
+
+def exported() -> Exported:
+    """What this process has set up."""
+    return _exported
+
+
 @contextmanager
 def exporting(exporter: str | None, run_id: str) -> Iterator[None]:
     """Export traces and metrics while the block runs, to what `wanted_exporter` gave."""
+    global _exported
     if exporter is None:
         yield
         return
@@ -41,9 +62,11 @@ def exporting(exporter: str | None, run_id: str) -> Iterator[None]:
     readers = [] if wanted == "none" else [PeriodicExportingMetricReader(_metric_exporter(wanted))]
     metering = MeterProvider(resource=resource, metric_readers=readers)
     metrics.set_meter_provider(metering)
+    _exported = Exported(exporter, run_id)
     try:
         yield
     finally:
+        _exported = NOTHING
         tracing.shutdown()
         metering.shutdown()
 

@@ -42,9 +42,9 @@ from agenttrain.records import Phase, RolloutRequest, RolloutResult, RolloutSpec
 from agenttrain.report import RunFacts, eval_report, eval_text, fit_report, fit_text
 from agenttrain.rollout import Runner, open_runner
 from agenttrain.run_folder import RunFolder
-from agenttrain.trainer.algorithms import chosen
 from agenttrain.sample.staleness import staleness_metrics, step_staleness
 from agenttrain.trace_join import trained_by_group
+from agenttrain.trainer.algorithms import chosen
 
 
 class Watcher(Protocol):

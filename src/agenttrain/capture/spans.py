@@ -18,7 +18,6 @@ from opentelemetry import trace
 from agenttrain import telemetry
 from agenttrain.telemetry import names
 from agenttrain.telemetry.content import input_messages, output_message
-from agenttrain.telemetry.spans import fail
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -80,7 +79,7 @@ class CallSpans:
     def fail(self, span: Span, error: BaseException) -> None:
         """End a call's span with the error that kept its answer away."""
         if span.is_recording():
-            fail(span, error, str(error) if self._captures_content else None)
+            telemetry.fail(span, error, str(error) if self._captures_content else None)
         span.end()
 
     def _start(self, call: ModelCall, turn_id: str, model: str) -> Span:

@@ -2,9 +2,9 @@
 
 A forward pass is hundreds of small operations, each of which gives up the GIL and has to get it back from whatever
 Python the rollouts run: in one process the engine spends most of its time waiting for it. In its own process it has a
-core to itself. Invariants: `serve` ends when the other side is gone, however that ended, so no engine is left behind;
-when the engine's process ends, every call in flight fails with EngineError. Messages are pickles between two processes
-of one program.
+core to itself. Where calls are traced, it exports a span of each, a child of the call's. Invariants: `serve` ends when
+the other side is gone, however that ended, so no engine is left behind; when the engine's process ends, every call in
+flight fails with EngineError. Messages are pickles between two processes of one program.
 """
 
 from __future__ import annotations
@@ -24,10 +24,14 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
+from agenttrain import telemetry
 from agenttrain.errors import AgenttrainError, EngineError
+from agenttrain.exporters import exported, exporting
 from agenttrain.records import Generation, Ids, Sampling
 
 if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
     from agenttrain.local.engine import LocalEngine
     from agenttrain.protocols import EngineContext
 
@@ -71,7 +75,7 @@ class ProcessEngine:
         self._ended: str | None = None
         """Why nothing is answered any more. None while it is."""
         self._loaded: Future[Facts] = self._asked()[1]
-        self._send(("open", pickle.dumps(context)))
+        self._send(("open", pickle.dumps(context), exported()))
         self._receiver = threading.Thread(target=self._receive, name="agenttrain-engine-replies", daemon=True)
         self._receiver.start()
 
@@ -109,7 +113,8 @@ class ProcessEngine:
     def generate(self, prompt_ids: Ids, sampling: Sampling, *, session: str) -> Future[Generation]:
         number, future = self._asked()
         future.set_running_or_notify_cancel()
-        self._send(("generate", number, prompt_ids, sampling, session))
+        trace_context = telemetry.trace_context() if telemetry.is_recording() else {}
+        self._send(("generate", number, prompt_ids, sampling, session, trace_context))
         return future
 
     def release(self, session: str) -> None:
@@ -218,7 +223,11 @@ class _Server:
         self._weights: dict[str, Any] = {}
 
     def run(self) -> None:
-        _, context = self._pipe.recv()
+        _, context, exports = self._pipe.recv()
+        with exporting(exports.exporter, exports.run_id):
+            self._answer_all(context)
+
+    def _answer_all(self, context: bytes) -> None:
         engine = self._opened(pickle.loads(context))
         if engine is None:
             return
@@ -251,8 +260,9 @@ class _Server:
     def _serve(self, engine: LocalEngine, message: tuple[Any, ...]) -> bool:
         """Do what one message asks; False: to end."""
         match message:
-            case ("generate", number, prompt_ids, sampling, session):
-                self._generate(engine, number, prompt_ids, sampling, session)
+            case ("generate", number, prompt_ids, sampling, session, trace_context):
+                span = telemetry.generate_span(trace_context, len(prompt_ids)) if trace_context else None
+                self._generate(engine, number, prompt_ids, sampling, session, span)
             case ("release", session):
                 engine.release(session)
             case ("weight", name, array):
@@ -265,14 +275,27 @@ class _Server:
                 return False
         return True
 
-    def _generate(self, engine: LocalEngine, number: int, prompt_ids: Ids, sampling: Sampling, session: str) -> None:
+    def _generate(
+        self,
+        engine: LocalEngine,
+        number: int,
+        prompt_ids: Ids,
+        sampling: Sampling,
+        session: str,
+        span: Span | None,
+    ) -> None:
         def answer(done: Future[Generation]) -> None:
             error = done.exception()
-            self._answer(number, None if error else done.result(), error)
+            answered = None if error else done.result()
+            if span is not None:
+                _end(span, answered, error)
+            self._answer(number, answered, error)
 
         try:
             engine.generate(prompt_ids, sampling, session=session).add_done_callback(answer)
         except EngineError as error:
+            if span is not None:
+                _end(span, None, error)
             self._answer(number, None, error)
 
     def _stats(self, engine: LocalEngine, number: int) -> None:
@@ -298,6 +321,21 @@ class _Server:
                 self._pipe.send((number, answer, error))
         except OSError:
             pass  # The other side is gone, which ends this process at the next receive.
+
+
+def _end(span: Span, answered: Generation | None, error: BaseException | None) -> None:
+    """End a call's span with what the engine answered."""
+    if error is not None:
+        telemetry.fail(span, error)
+    elif answered is not None:
+        telemetry.generated(
+            span,
+            n_sampled=len(answered.token_ids),
+            n_cached=answered.n_cached_ids,
+            stop_reason=answered.stop_reason,
+            weight_version=answered.weight_versions[-1] if answered.weight_versions else None,
+        )
+    span.end()
 
 
 def serve(descriptor: int) -> None:

@@ -128,8 +128,9 @@ SPANS: Final[Mapping[str, SpanNames]] = {
     "agenttrain.publish": SpanNames((WEIGHT_VERSION,), _FAILED),
     "invoke_agent": SpanNames(
         (
-            OPERATION, PROVIDER, AGENT_NAME, CONVERSATION_ID, ROLLOUT_ID, TASK_ID, PHASE, STEP, GROUP_ID, ATTEMPT, REMAKE,
-            LIFE, STATUS, SUCCESS, TRAJECTORIES, AUXILIARY_CALLS, *(TOKENS_PREFIX + reason for reason in MASK_REASONS),
+            OPERATION, PROVIDER, AGENT_NAME, CONVERSATION_ID, ROLLOUT_ID, TASK_ID, PHASE, STEP, GROUP_ID, ATTEMPT,
+            REMAKE, LIFE, STATUS, SUCCESS, TRAJECTORIES, AUXILIARY_CALLS,
+            *(TOKENS_PREFIX + reason for reason in MASK_REASONS),
         ),
         {
             REWARD: "it has one",

@@ -226,6 +226,19 @@ def generate_span(carrier: Mapping[str, str], n_prompt: int) -> Span:
     return tracer().start_span("agenttrain.generate", around, kind=SpanKind.SERVER, attributes=attributes)
 
 
+def generated(span: Span, *, n_sampled: int, n_cached: int, stop_reason: str, weight_version: int | None) -> None:
+    """What the engine answered, on its span.
+
+    Args:
+        weight_version: of the last id. None: it sampled nothing.
+    """
+    span.set_attributes(
+        {names.OUTPUT_TOKENS: n_sampled, names.CACHED_TOKENS: n_cached, names.FINISH_REASONS: (stop_reason,)}
+    )
+    if weight_version is not None:
+        span.set_attribute(names.WEIGHT_VERSION, weight_version)
+
+
 def fail(span: Span, error: BaseException, text: str | None = None) -> None:
     """Mark a span with the type of what ended it, and its text where the user asked for content."""
     _mark(span, type(error).__qualname__, text)
