@@ -254,10 +254,10 @@ def test_reading_a_common_beginning_once_changes_nothing(architecture: str, mode
         lesson_of("2", [((*begin, 5, 41), (22, 23, 24, 25, 26), (1, 0, 0, 0, 1))], 0.4),
     ]
     with opened(model_folder(architecture), minibatches=1) as trainer:
-        assert trainer._learner._shortest_prefix == 16
-        trainer._learner._n_workers = 1
+        assert trainer._learner._passes.shortest_prefix == 16
+        trainer._learner._passes.n_workers = 1
         loss, grads = gradient(trainer, kept)
-        trainer._learner._shortest_prefix = None
+        trainer._learner._passes.shortest_prefix = None
         loss_full, grads_full = gradient(trainer, kept)
     assert abs(loss - loss_full) < 1e-6
     assert max(float((a - b).abs().max()) for a, b in zip(grads, grads_full, strict=True)) < 2e-6
@@ -266,7 +266,7 @@ def test_reading_a_common_beginning_once_changes_nothing(architecture: str, mode
 @pytest.mark.parametrize("architecture", ["gemma3", "mamba"])
 def test_models_without_plain_attention_read_every_row_in_full(architecture: str, model_folder: Folder) -> None:
     with opened(model_folder(architecture)) as trainer:
-        assert trainer._learner._shortest_prefix is None
+        assert trainer._learner._passes.shortest_prefix is None
 
 
 @pytest.mark.parametrize("mean", ["token-mean", "rollout-mean"])

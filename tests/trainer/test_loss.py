@@ -9,13 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agenttrain.errors import SampleError
-from agenttrain.trainer.loss import LossMean, PolicyLoss, policy_loss, token_weights
+from agenttrain.trainer.loss import LossMean, PolicyLoss, clipped_loss, token_ratio, token_weights
 
 
 def loss_of(logprobs: torch.Tensor, old: list[float], advantages: list[float], weights: list[float]) -> PolicyLoss:
-    return policy_loss(
-        logprobs,
-        old_logprobs=torch.tensor(old, dtype=logprobs.dtype),
+    return clipped_loss(
+        token_ratio(logprobs, torch.tensor(old, dtype=logprobs.dtype)),
         advantages=torch.tensor(advantages, dtype=logprobs.dtype),
         weights=torch.tensor(weights, dtype=logprobs.dtype),
         clip_low=0.2,

@@ -6,7 +6,8 @@ Invariant: what `published` gives are weights under the base model's own names, 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +20,36 @@ NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 
 
 class Learnable:
-    """One Hugging Face folder in memory, ready for gradients."""
+    """One Hugging Face folder in memory, all of it ready for gradients."""
 
-    def __init__(self, folder: str | Path, *, device: torch.device) -> None:
-        """Load it.
+    adapter: Mapping[str, Any] | None = None
+    """What is trained beside a frozen base, as a report shows it. None: the model's own weights are trained."""
 
-        Raises:
-            ModelError: the folder can't be loaded.
+    def __init__(self, folder: str | Path, model: Any) -> None:
+        """Take a loaded model.
+
+        Args:
+            folder: where it was loaded from.
         """
-        self.folder, self.device = Path(folder), device
-        self.model = policy.load_model(folder, device=device).requires_grad_(True)
-        self.logits = policy.Logits(self.model)
-        self.parameters: list[torch.nn.Parameter] = [p for p in self.model.parameters() if p.requires_grad]
+        self.folder, self.model = Path(folder), model.requires_grad_(True)
+        self.device: torch.device = next(model.parameters()).device
+        self.n_parameters = policy.n_parameters(model)
+        self.logits = policy.Logits(model)
+        self.parameters: list[torch.nn.Parameter] = list(model.parameters())
         """What the optimizer changes, in the model's order."""
+        self._reference: policy.Logits | None = None
 
     @property
-    def n_parameters(self) -> int:
+    def n_trained_parameters(self) -> int:
         """Numbers that may change."""
         return sum(p.numel() for p in self.parameters)
+
+    @contextmanager
+    def reference(self) -> Iterator[policy.Logits]:
+        """The logits of the weights that the run began with: a frozen copy, loaded when it is first wanted."""
+        if self._reference is None:
+            self._reference = policy.Logits(policy.load_model(self.folder, device=self.device))
+        yield self._reference
 
     def published(self) -> Mapping[str, torch.Tensor]:
         """What an engine takes, by the base model's names."""
@@ -58,10 +71,15 @@ class Learnable:
         """A Hugging Face folder in float32, with the base's tokenizer files."""
         folder.mkdir(parents=True, exist_ok=True)
         with policy.quietly():
-            self.model.save_pretrained(folder)
+            self.model.save_pretrained(folder, state_dict=self._whole())
         for file in self.folder.iterdir():
             if file.is_file() and file.name != "config.json" and not file.name.endswith(NOT_COPIED):
                 shutil.copyfile(file, folder / file.name)
+
+    def _whole(self) -> Mapping[str, torch.Tensor]:
+        """All weights of now by the base's names, as transformers saves them."""
+        state: Mapping[str, torch.Tensor] = self.model.state_dict()
+        return state
 
 
 def unique_weights(model: Any) -> dict[str, torch.Tensor]:

@@ -1,35 +1,52 @@
 """Lessons become updates of the policy's weights: forward and backward passes, gradients summed, optimizer steps.
 
-Invariants: before a step's first update the log probabilities recorded in sampling are compared with the trainer's own;
-a step that is cut short leaves the weights and the optimizer as they were.
-
-Gradients come from one Python thread per core with one operation thread each, and are summed in the order of the
-micro-batches: on a busy machine this is several times faster than the same number of OpenMP threads.
+Invariants: before a step's first update the log probabilities recorded in sampling are compared with the trainer's own,
+and everything that stays fixed through a step (reference, values, corrections for the engine) is measured; a step that
+is cut short leaves the weights and the optimizer as they were. Gradients are summed in the order of the micro-batches.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-import os
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
 from agenttrain.config import Config
 from agenttrain.errors import TrainerError
-from agenttrain.local import policy
+from agenttrain.local.critic import ValueHead, hidden_width
 from agenttrain.local.learnable import Learnable
-from agenttrain.local.shared_prefix import logits_after, works
-from agenttrain.trainer.batches import Lesson, MicroBatch, micro_batches, minibatches
-from agenttrain.trainer.loss import policy_loss
+from agenttrain.local.passes import Passes
+from agenttrain.local.policy import Logits
+from agenttrain.trainer.algorithms import chosen
+from agenttrain.trainer.batches import Lesson, Measured, MicroBatch, minibatches
+from agenttrain.trainer.loss import (
+    PolicyLoss,
+    clipped_loss,
+    importance_weights,
+    k3,
+    rollout_ratio,
+    token_ratio,
+    value_loss,
+)
 
-SHORTEST_PREFIX = 16
-"""Ids that the rows of a pass must begin with alike for that beginning to be read once."""
+OF_CRITIC = "value_head."
+"""Before the names of the critic's weights in a checkpoint."""
+Place = tuple[str, int]
+"""A rollout, and which of its samples."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """|trainer - engine| log probability over fresh tokens of one micro-batch."""
+
+    total: float
+    largest: float
+    n: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +54,11 @@ class PassResult:
     """What one micro-batch gives."""
 
     grads: tuple[torch.Tensor, ...]
-    """In the order of the parameters; empty when only log probabilities were wanted."""
+    """In the order of the parameters, the critic's last; emptied once they are summed."""
     loss: float
+    value_loss: float
     n_clipped: int
-    gap_sum: float
-    """Of |trainer - recorded| log probability over fresh tokens."""
-    gap_max: float
-    n_fresh: int
+    gap: Gap
     nll_sum: float
     """Of the recorded log probabilities, negated."""
     n_tokens: int
@@ -60,151 +75,268 @@ class Training:
     clip_fraction: float
     nll: float
     n_tokens: int
+    """Trained tokens, each counted once however many updates it took part in."""
+    n_updates: int
+    value_loss: float | None
+    """None without a critic."""
 
 
 class Learner:
     """Trains one Learnable by the settings of a run."""
 
     def __init__(self, learnable: Learnable, config: Config) -> None:
-        self._learnable = learnable
-        self._settings = config.trainer
-        self._seed, self._temperature = config.seed, config.sampling.temperature
-        model = learnable.model
-        self._padding_id = _padding_id(model.config)
-        shares = works(
-            learnable.logits,
-            n_vocabulary=policy.vocabulary_size(model),
-            max_length=policy.max_length(model.config),
-        )
-        self._shortest_prefix = SHORTEST_PREFIX if shares else None
+        """Make ready to train.
+
+        Raises:
+            ConfigError: settings that don't go together, or that this model can't be trained by.
+        """
+        self._learnable, self._settings, self._seed = learnable, config.trainer, config.seed
+        self.algorithm = chosen(config.trainer)
+        self._passes = Passes(learnable, config)
+        self.critic: ValueHead | None = None
+        groups = [{"params": learnable.parameters, "lr": self._settings.learning_rate}]
+        if self.algorithm.critic is not None:
+            width = hidden_width(learnable.model)
+            self.critic = ValueHead(width, seed=config.seed, device=learnable.device)
+            learnable.logits.keeps_hidden = True
+            groups.append({"params": self.critic.parameters, "lr": self.algorithm.critic.value_learning_rate})
+        self._parameters = [parameter for group in groups for parameter in group["params"]]  # type: ignore[attr-defined]
         self.optimizer = torch.optim.AdamW(
-            learnable.parameters,
-            lr=self._settings.learning_rate,
+            groups,
             betas=(self._settings.beta1, self._settings.beta2),
             weight_decay=self._settings.weight_decay,
         )
-        self._n_workers = 1 if learnable.device.type == "cuda" else min(8, len(os.sched_getaffinity(0)))
-        self._workers = ThreadPoolExecutor(
-            self._n_workers, thread_name_prefix="agenttrain-gradient", initializer=lambda: torch.set_num_threads(1)
+
+    # ── before the updates ───────────────────────────────────────────────────────────────────────────────────────
+
+    def measured(self, kept: Sequence[Lesson]) -> tuple[Lesson, ...]:
+        """The lessons with what the algorithm fixes at the weights of now; unchanged where it fixes nothing."""
+        own_pass = self._settings.importance_cap is not None or self.critic is not None
+        if not kept or not (own_pass or self._settings.kl_coefficient):
+            return tuple(kept)
+        batches = self._passes.laid_out(kept, weight_version=0)
+        found: dict[Place, Measured] = {place: Measured() for batch in batches for place in batch.places}
+        if own_pass:
+            for part in self._passes.each(self._measured_by_itself, batches):
+                found |= part
+        if self._settings.kl_coefficient:
+            with self._learnable.reference() as reference:
+                by_reference = partial(self._by_place, logits=reference)
+                for rows in self._passes.each(by_reference, batches):
+                    found |= {p: replace(found[p], reference_logprobs=row) for p, row in rows.items()}
+        return tuple(
+            replace(lesson, measured=tuple(found[lesson.rollout_id, n] for n in range(len(lesson.samples))))
+            for lesson in kept
         )
+
+    def _measured_by_itself(self, batch: MicroBatch) -> dict[Place, Measured]:
+        rows = self._by_place(batch)
+        values = importance = None
+        if self.critic is not None:
+            with torch.no_grad():
+                values = batch.by_place(self.critic.values(self._passes.hidden()).cpu())
+        if (cap := self._settings.importance_cap) is not None:
+            recorded = batch.by_place(batch.recorded_logprobs)
+            importance = {place: importance_weights(row, recorded[place], cap) for place, row in rows.items()}
+        return {
+            place: Measured(
+                logprobs=row if importance else None,
+                importance=importance[place] if importance else None,
+                values=values[place] if values else None,
+            )
+            for place, row in rows.items()
+        }
+
+    def _by_place(self, batch: MicroBatch, logits: Logits | None = None) -> dict[Place, torch.Tensor]:
+        """Log probabilities of each row, without gradient."""
+        with torch.no_grad():
+            return batch.by_place(self._passes.log_probabilities(batch.to(self._passes.device), logits).cpu())
+
+    # ── the updates ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def train(self, kept: Sequence[Lesson], *, step: int, learning_rate: float, weight_version: int) -> Training:
         """The updates of one step.
 
         Args:
-            kept: at least one.
+            kept: at least one; measured where the algorithm wants it.
             step: from 1; shuffles the deal into minibatches, together with the seed.
             weight_version: of the weights that the step began with.
 
         Raises:
             TrainerError: the gradient is not finite; the updates before it in the step stand, see `whole_or_undone`.
         """
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
-        parts = [
-            micro_batches(
-                part,
-                mean=self._settings.loss,
-                max_tokens=self._settings.micro_batch_tokens,
-                n_workers=self._n_workers,
-                weight_version=weight_version,
-                padding_id=self._padding_id,
-                shortest_prefix=self._shortest_prefix,
-            )
-            for part in minibatches(kept, self._settings.minibatches, seed=f"{self._seed}-{step}")
-        ]
-        # The first part's own passes see the weights that sampled it; the others' gaps are measured before any update.
-        gaps = [p for part in parts[1:] for p in self._workers.map(self._measured, part)]
-        losses, norms, passes = [], [], []
-        for part in parts:
-            done, norm = self._update(part, step)
-            losses.append(sum(p.loss for p in done))
-            norms.append(norm)
-            passes += done
-            if part is parts[0]:
-                gaps += done
-        n_fresh, n_tokens = sum(p.n_fresh for p in gaps), sum(p.n_tokens for p in passes)
+        self.optimizer.param_groups[0]["lr"] = learning_rate
+        gaps: list[Gap] = []
+        losses: list[float] = []
+        norms: list[float] = []
+        passes: list[PassResult] = []
+        for epoch in range(self._settings.epochs):
+            parts = self._parts(kept, step, epoch, weight_version)
+            if epoch == 0:  # the first part's own passes see the weights that sampled it; the others are read before
+                gaps = [gap for part in parts[1:] for gap in self._passes.each(self._gap, part)]
+            for n, part in enumerate(parts):
+                done, norm = self._update(part, step)
+                gaps += [each.gap for each in done] if epoch == n == 0 else []
+                losses.append(sum(each.loss for each in done))
+                norms.append(norm)
+                passes += done
+        n_fresh, n_seen = sum(gap.n for gap in gaps), sum(each.n_tokens for each in passes)
         return Training(
             loss=sum(losses) / len(losses),
             grad_norm=sum(norms) / len(norms),
-            gap_mean=sum(p.gap_sum for p in gaps) / max(1, n_fresh),
-            gap_max=max(p.gap_max for p in gaps),
-            clip_fraction=sum(p.n_clipped for p in passes) / n_tokens,
-            nll=sum(p.nll_sum for p in passes) / n_tokens,
-            n_tokens=n_tokens,
+            gap_mean=sum(gap.total for gap in gaps) / max(1, n_fresh),
+            gap_max=max(gap.largest for gap in gaps),
+            clip_fraction=sum(each.n_clipped for each in passes) / n_seen,
+            nll=sum(each.nll_sum for each in passes) / n_seen,
+            n_tokens=n_seen // self._settings.epochs,
+            n_updates=len(losses),
+            value_loss=sum(each.value_loss for each in passes) / len(losses) if self.critic else None,
         )
+
+    def _parts(self, kept: Sequence[Lesson], step: int, epoch: int, weight_version: int) -> list[list[MicroBatch]]:
+        """The updates of one epoch, each laid out."""
+        seed = f"{self._seed}-{step}-{epoch}" if epoch else f"{self._seed}-{step}"
+        return [
+            self._passes.laid_out(part, weight_version=weight_version)
+            for part in minibatches(kept, self._settings.minibatches, seed=seed)
+        ]
 
     def _update(self, part: Sequence[MicroBatch], step: int) -> tuple[list[PassResult], float]:
         """One optimizer step over micro-batches; gives their results without gradients, and the gradient's norm."""
+        ratios = self._mean_log_ratios(part) if self.algorithm.ratio == "rollout" else {}
         grads: list[torch.Tensor] | None = None
         done: list[PassResult] = []
-        for start in range(0, len(part), self._n_workers):
-            for result in self._workers.map(self._differentiated, part[start : start + self._n_workers]):
-                if grads is None:
-                    grads = list(result.grads)
-                else:
-                    torch._foreach_add_(grads, list(result.grads))
-                done.append(_without_grads(result))
+        for result in self._passes.each(partial(self._differentiated, mean_log_ratios=ratios), part):
+            if grads is None:
+                grads = list(result.grads)
+            else:
+                torch._foreach_add_(grads, list(result.grads))
+            done.append(replace(result, grads=()))
         assert grads is not None
-        for parameter, grad in zip(self._learnable.parameters, grads, strict=True):
+        for parameter, grad in zip(self._parameters, grads, strict=True):
             parameter.grad = grad
-        norm = float(torch.nn.utils.clip_grad_norm_(self._learnable.parameters, self._settings.max_grad_norm))
+        norm = self._clipped_norm(step)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return done, norm
+
+    def _clipped_norm(self, step: int) -> float:
+        """The norm of the policy's gradient before it is held to the largest allowed; the critic's is held apart."""
+        largest = self._settings.max_grad_norm
+        norm = float(torch.nn.utils.clip_grad_norm_(self._learnable.parameters, largest))
         if not math.isfinite(norm):
             raise TrainerError(
                 f"The gradient of step {step} is {norm}, and an update needs a finite one. Lower "
                 "trainer.learning_rate, and look at this step's rewards with `agenttrain inspect`."
             )
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return done, norm
+        if self.critic is not None and self.algorithm.critic is not None:
+            torch.nn.utils.clip_grad_norm_(self.critic.parameters, largest)
+            if step <= self.algorithm.critic.critic_warmup_steps:
+                for parameter in self._learnable.parameters:
+                    parameter.grad = None
+        return norm
 
-    def _differentiated(self, batch: MicroBatch) -> PassResult:
-        batch = batch.to(self._learnable.device)
-        logprobs = self._log_probabilities(batch)
-        policy_ = policy_loss(
-            logprobs,
-            old_logprobs=batch.old_logprobs,
-            advantages=batch.advantages,
-            weights=batch.weights,
-            clip_low=self._settings.clip_low,
-            clip_high=self._settings.clip_high,
+    def _mean_log_ratios(self, part: Sequence[MicroBatch]) -> dict[str, float]:
+        """Rollout id to the mean log ratio of its tokens now, over all of its rows."""
+        ratios: dict[str, list[float]] = {}
+        for batch, rows in zip(part, self._passes.each(self._by_place, part), strict=True):
+            old = batch.by_place(batch.old_logprobs)
+            for (rollout_id, n), row in rows.items():
+                ratios.setdefault(rollout_id, []).extend((row - old[rollout_id, n]).tolist())
+        return {rollout_id: math.fsum(each) / len(each) for rollout_id, each in ratios.items()}
+
+    def _differentiated(self, batch: MicroBatch, mean_log_ratios: Mapping[str, float]) -> PassResult:
+        batch = batch.to(self._passes.device)
+        logprobs = self._passes.log_probabilities(batch)
+        policy = self._policy_loss(batch, logprobs, mean_log_ratios)
+        value = self._value_loss(batch)
+        grads = torch.autograd.grad(
+            policy.loss if value is None else policy.loss + value,
+            self._parameters,
+            allow_unused=True,
+            materialize_grads=True,
         )
-        grads = torch.autograd.grad(policy_.loss, self._learnable.parameters, allow_unused=True, materialize_grads=True)
-        return _pass_result(
-            batch, logprobs.detach(), grads=grads, loss=float(policy_.loss.detach()), n_clipped=policy_.n_clipped
+        return PassResult(
+            grads=grads,
+            loss=float(policy.loss.detach()),
+            value_loss=0.0 if value is None else float(value.detach()),
+            n_clipped=policy.n_clipped,
+            gap=_gap(batch, logprobs.detach()),
+            nll_sum=float(-batch.recorded_logprobs.sum()),
+            n_tokens=batch.targets.numel(),
         )
 
-    def _measured(self, batch: MicroBatch) -> PassResult:
-        batch = batch.to(self._learnable.device)
-        with torch.no_grad():
-            return _pass_result(batch, self._log_probabilities(batch), grads=(), loss=0.0, n_clipped=0)
-
-    def _log_probabilities(self, batch: MicroBatch) -> torch.Tensor:
-        """[N] of the trained tokens, at the temperature of sampling.
-
-        Rows are padded on the right and attention is causal, so that no real position sees padding and no mask is
-        needed; models with recurrent layers are right for the same reason.
-        """
-        if len(batch.prefix):
-            logits = logits_after(self._learnable.logits, batch.prefix, batch.flat, batch.input_ids)
+    def _policy_loss(
+        self, batch: MicroBatch, logprobs: torch.Tensor, mean_log_ratios: Mapping[str, float]
+    ) -> PolicyLoss:
+        if self.algorithm.ratio == "rollout":
+            means = torch.tensor([mean_log_ratios[rollout_id] for rollout_id, _ in batch.places])
+            each = means.repeat_interleave(torch.tensor(batch.n_trained)).to(logprobs.device)
+            ratio = rollout_ratio(logprobs, each)
         else:
-            logits = self._learnable.logits.at(batch.flat, batch.input_ids, use_cache=False)
-        logits = logits / self._temperature
-        return -torch.nn.functional.cross_entropy(logits, batch.targets, reduction="none")
+            ratio = token_ratio(logprobs, batch.old_logprobs)
+        clipped = clipped_loss(
+            ratio,
+            advantages=batch.advantages,
+            weights=batch.weights * batch.importance,
+            clip_low=self.algorithm.clip_low,
+            clip_high=self.algorithm.clip_high,
+        )
+        if self._settings.kl == "k1" or batch.reference_logprobs is None:
+            return clipped
+        distance = (k3(logprobs, batch.reference_logprobs) * batch.weights).sum()
+        return replace(clipped, loss=clipped.loss + self._settings.kl_coefficient * distance)
+
+    def _value_loss(self, batch: MicroBatch) -> torch.Tensor | None:
+        if self.critic is None or self.algorithm.critic is None or batch.values is None or batch.returns is None:
+            return None
+        return value_loss(
+            self.critic.values(self._passes.hidden()),
+            old_values=batch.values,
+            returns=batch.returns,
+            weights=batch.weights,
+            clip=self.algorithm.critic.value_clip,
+        )
+
+    def _gap(self, batch: MicroBatch) -> Gap:
+        if self._settings.importance_cap is not None:
+            return _gap(batch, batch.old_logprobs)  # the trainer's own, measured already
+        batch = batch.to(self._passes.device)
+        with torch.no_grad():
+            return _gap(batch, self._passes.log_probabilities(batch))
+
+    # ── what is kept ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def saved(self) -> Mapping[str, torch.Tensor]:
+        """What a checkpoint keeps beside the optimizer's state: what is learned of the policy, and the critic."""
+        critic = self.critic.saved() if self.critic is not None else {}
+        return {**self._learnable.saved(), **{OF_CRITIC + name: tensor for name, tensor in critic.items()}}
+
+    def restore(self, weights: Mapping[str, torch.Tensor], *, where: str) -> None:
+        """Take back what `saved` gave.
+
+        Raises:
+            ModelError: weights of another architecture.
+        """
+        critic = {name.removeprefix(OF_CRITIC): w for name, w in weights.items() if name.startswith(OF_CRITIC)}
+        policy = {name: w for name, w in weights.items() if not name.startswith(OF_CRITIC)}
+        if self.critic is not None:
+            self.critic.restore(critic, where=where)
+        self._learnable.restore(policy, where=where)
 
     @contextmanager
     def whole_or_undone(self) -> Iterator[None]:
         """Undo a step's updates when anything ends it, Ctrl-C too: what is saved then is the state before the step.
 
-        Holds a copy of the weights and the optimizer's state meanwhile.
+        Holds a copy of the weights (the critic's too) and the optimizer's state meanwhile.
         """
-        weights = [p.detach().clone() for p in self._learnable.parameters]
+        weights = [p.detach().clone() for p in self._parameters]
         optimizer = copy.deepcopy(self.optimizer.state_dict())
         try:
             yield
         except BaseException:
             with torch.no_grad():
-                for parameter, before in zip(self._learnable.parameters, weights, strict=True):
+                for parameter, before in zip(self._parameters, weights, strict=True):
                     parameter.copy_(before)
                     parameter.grad = None
             self.optimizer.load_state_dict(optimizer)
@@ -212,38 +344,9 @@ class Learner:
 
     def close(self) -> None:
         """End the workers."""
-        self._workers.shutdown(wait=True, cancel_futures=True)
+        self._passes.close()
 
 
-def _padding_id(config: Any) -> int:
-    """An id to pad with that is not the model's own padding id: some models warn when they see theirs unmasked."""
-    return 1 if config.pad_token_id == 0 else 0
-
-
-def _pass_result(
-    batch: MicroBatch, logprobs: torch.Tensor, *, grads: tuple[torch.Tensor, ...], loss: float, n_clipped: int
-) -> PassResult:
-    gaps = (logprobs - batch.old_logprobs).abs()[batch.fresh]
-    return PassResult(
-        grads=grads,
-        loss=loss,
-        n_clipped=n_clipped,
-        gap_sum=float(gaps.sum()),
-        gap_max=float(gaps.max()) if gaps.numel() else 0.0,
-        n_fresh=gaps.numel(),
-        nll_sum=float(-batch.old_logprobs.sum()),
-        n_tokens=batch.targets.numel(),
-    )
-
-
-def _without_grads(result: PassResult) -> PassResult:
-    return PassResult(
-        grads=(),
-        loss=result.loss,
-        n_clipped=result.n_clipped,
-        gap_sum=result.gap_sum,
-        gap_max=result.gap_max,
-        n_fresh=result.n_fresh,
-        nll_sum=result.nll_sum,
-        n_tokens=result.n_tokens,
-    )
+def _gap(batch: MicroBatch, logprobs: torch.Tensor) -> Gap:
+    gaps = (logprobs - batch.recorded_logprobs).abs()[batch.fresh]
+    return Gap(total=float(gaps.sum()), largest=float(gaps.max()) if gaps.numel() else 0.0, n=gaps.numel())

@@ -120,6 +120,11 @@ def vocabulary_size(model: Any) -> int:
     return int(model.get_input_embeddings().weight.shape[0])
 
 
+def n_parameters(model: Any) -> int:
+    """Numbers in a model, tied ones once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
 def why_not_plain(config: Any, longest: int) -> str:
     """Why a model's cache is not plain full attention, as far as its configuration tells. Empty: it may be."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
@@ -144,6 +149,8 @@ class Logits:
 
     def __init__(self, model: Any) -> None:
         self.model = model
+        self.keeps_hidden = False
+        """Whether `hidden` is wanted."""
         self._picked = threading.local()
         self._head = model.get_output_embeddings()
         if self._head is not None:
@@ -171,6 +178,11 @@ class Logits:
             logits = logits.flatten(0, 1)[flat]
         return logits.reshape(-1, logits.shape[-1]).float()
 
+    def hidden(self) -> torch.Tensor:
+        """[N, H] what the output layer read in this thread's last call, without gradient; where `keeps_hidden`."""
+        states: torch.Tensor = self._picked.hidden
+        return states
+
     @contextmanager
     def _picking(self, flat: torch.Tensor) -> Iterator[None]:
         self._picked.flat = flat
@@ -184,7 +196,10 @@ class Logits:
         if flat is None:
             return None
         hidden, *rest = args
-        return (hidden.flatten(0, -2)[flat][None], *rest)
+        picked = hidden.flatten(0, -2)[flat]
+        if self.keeps_hidden:
+            self._picked.hidden = picked.detach()
+        return (picked[None], *rest)
 
 
 def padded(rows: list[list[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

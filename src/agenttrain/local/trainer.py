@@ -1,4 +1,4 @@
-"""Tasks to rollouts to updates: GRPO in this process, with the weights published to whatever engine serves it.
+"""Tasks to rollouts to updates, in this process, with the weights published to whatever engine serves it.
 
 A step rolls out a group for each of its tasks, waits for all of them, trains the groups that teach in a fixed order
 and publishes. Invariants: every rollout of a step is trained or has a reason why not; the samples a step reports are
@@ -12,18 +12,21 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from agenttrain import telemetry
 from agenttrain.errors import ConfigError, RunError
 from agenttrain.local import policy
-from agenttrain.local.learnable import Learnable
+from agenttrain.local.adapter import open_learnable
 from agenttrain.local.learner import Learner, Training
+from agenttrain.local.measured import measured_metrics
 from agenttrain.local.schedule import Cursor, learning_rate_at, tasks_at
 from agenttrain.protocols import TrainerContext
 from agenttrain.records import RolloutRequest, RolloutResult, StepResult, Task
 from agenttrain.trainer import checkpoint
-from agenttrain.trainer.batches import Lesson, Lessons, lessons
+from agenttrain.trainer.batches import Lessons, lessons
+from agenttrain.trainer.credit import credited, kl_penalty
 
 
 class LocalTrainer:
@@ -45,9 +48,12 @@ class LocalTrainer:
             raise ConfigError('There are no training tasks. Give tasks with split "train", or leave `split` out.')
         self._engine = context.open_engine()  # first: it may load in a process of its own meanwhile
         self.engine_name = self._engine.name
-        self._learnable = Learnable(context.spec.model, device=policy.choose_device())
+        self._learnable = open_learnable(context.spec.model, device=policy.choose_device(), config=context.config)
         self._learner = Learner(self._learnable, context.config)
         self.n_parameters = self._learnable.n_parameters
+        self.n_trained_parameters, self.adapter = self._learnable.n_trained_parameters, self._learnable.adapter
+        self._critic = "value head" if self._learner.critic is not None else None
+        """As a checkpoint names it."""
         self._step = 0
         self._cursor = Cursor()
         self.weight_version = 0
@@ -75,7 +81,7 @@ class LocalTrainer:
         began = time.perf_counter()
         results = self._context.run_rollouts(self._engine, self._requests(tasks, step), None)
         rolled_out = time.perf_counter()
-        taught = lessons(results, self._context.advantages)
+        taught = self._lessons(results)
         learning_rate = learning_rate_at(
             step,
             steps=self._settings.steps,
@@ -84,8 +90,10 @@ class LocalTrainer:
             final=self._settings.final_learning_rate,
         )
         training, train_s, sync_s = None, 0.0, 0.0
+        fixed: dict[str, float] = {}
         if taught.kept:
             with self._learner.whole_or_undone(), self._engine_noted():
+                taught, fixed = self._measured(taught, results)
                 training = self._learner.train(
                     taught.kept, step=step, learning_rate=learning_rate, weight_version=self.weight_version
                 )
@@ -93,12 +101,16 @@ class LocalTrainer:
                 self._publish(self.weight_version + 1)
                 sync_s = time.perf_counter() - rolled_out - train_s
         self._step, self._cursor = step, cursor
-        metrics = _metrics(results, taught, training, learning_rate) | {
-            "rollout_s": rolled_out - began,
-            "train_s": train_s,
-            "sync_s": sync_s,
-            "tokens_per_s": _n_sampled(results) / max(1e-9, rolled_out - began),
-        }
+        metrics = (
+            _metrics(results, taught, training, learning_rate)
+            | fixed
+            | {
+                "rollout_s": rolled_out - began,
+                "train_s": train_s,
+                "sync_s": sync_s,
+                "tokens_per_s": _n_sampled(results) / max(1e-9, rolled_out - began),
+            }
+        )
         return StepResult(
             step=step,
             weight_version=self.weight_version,
@@ -106,8 +118,26 @@ class LocalTrainer:
             trained_rollout_ids=tuple(lesson.rollout_id for lesson in taught.kept),
             dropped=taught.dropped,
             samples=tuple(sample for lesson in taught.kept for sample in lesson.samples),
-            advantages=tuple(row for lesson in taught.kept for row in _token_advantages(lesson)),
+            advantages=tuple(row for lesson in taught.kept for row in lesson.token_advantages),
         )
+
+    def _lessons(self, results: Sequence[RolloutResult], penalties: Mapping[str, float] | None = None) -> Lessons:
+        """Who teaches; where a critic judges, a rollout needs no siblings."""
+        compares = self._learner.algorithm.critic is None
+        return lessons(results, self._context.advantages, compares=compares, penalties=penalties)
+
+    def _measured(self, taught: Lessons, results: Sequence[RolloutResult]) -> tuple[Lessons, dict[str, float]]:
+        """The same lessons with what stays fixed through the step's updates, and the figures of it."""
+        critic, cost = self._learner.algorithm.critic, self._settings.kl_coefficient
+        in_reward = cost if self._settings.kl == "k1" else 0.0
+        kept = self._learner.measured(taught.kept)
+        if critic is not None:
+            kept = credited(kept, critic, kl_coefficient=in_reward)
+        elif in_reward:
+            penalties = {lesson.rollout_id: in_reward * kl_penalty(lesson) for lesson in kept}
+            scored = self._lessons(results, penalties).kept
+            kept = tuple(replace(one, advantage=other.advantage) for one, other in zip(kept, scored, strict=True))
+        return replace(taught, kept=kept), measured_metrics(kept, self._settings)
 
     def _requests(self, tasks: Sequence[Task], step: int) -> list[RolloutRequest]:
         return [
@@ -149,11 +179,13 @@ class LocalTrainer:
             "seed": self._config.seed,
             "cursor": {"epoch": self._cursor.epoch, "offset": self._cursor.offset},
             "n_tasks": len(self._context.tasks),
+            "adapter": self.adapter,
+            "critic": self._critic,
         }
         checkpoint.save(
             folder,
             checkpoint.TrainingState(
-                weights=self._learnable.saved(), optimizer=self._learner.optimizer.state_dict(), state=state
+                weights=self._learner.saved(), optimizer=self._learner.optimizer.state_dict(), state=state
             ),
         )
 
@@ -165,13 +197,19 @@ class LocalTrainer:
         """
         saved = checkpoint.load(folder)
         state = saved.state
-        for key, here in (("seed", self._config.seed), ("n_tasks", len(self._context.tasks))):
-            if state[key] != here:
+        own = {
+            "seed": self._config.seed,
+            "n_tasks": len(self._context.tasks),
+            "adapter": self.adapter,
+            "critic": self._critic,
+        }
+        for key, here in own.items():
+            if state.get(key) != here:
                 raise RunError(
-                    f"The checkpoint {folder} was written with {key} {state[key]}, and this run has {here}. Resume "
+                    f"The checkpoint {folder} was written with {key} {state.get(key)}, and this run has {here}. Resume "
                     "with the run's own configuration and tasks."
                 )
-        self._learnable.restore(saved.weights, where=str(folder))
+        self._learner.restore(saved.weights, where=str(folder))
         self._learner.optimizer.load_state_dict(dict(saved.optimizer))
         self._step = int(state["step"])
         self._cursor = Cursor(epoch=int(state["cursor"]["epoch"]), offset=int(state["cursor"]["offset"]))
@@ -189,11 +227,6 @@ class LocalTrainer:
         """End the workers and the engine."""
         self._learner.close()
         self._engine.close()
-
-
-def _token_advantages(lesson: Lesson) -> list[tuple[float, ...]]:
-    """[samples][T] of one rollout: its advantage where a token is trained."""
-    return [tuple(lesson.advantage * mask for mask in sample.response_mask) for sample in lesson.samples]
 
 
 def _n_sampled(results: Sequence[RolloutResult]) -> int:
@@ -227,5 +260,8 @@ def _metrics(
             "logprob_gap_max": training.gap_max,
             "clip_fraction": training.clip_fraction,
             "nll": training.nll,
+            "updates": training.n_updates,
         }
+        if training.value_loss is not None:
+            metrics["value_loss"] = training.value_loss
     return metrics

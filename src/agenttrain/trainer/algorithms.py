@@ -86,9 +86,7 @@ Source: arXiv:2507.18071, equations 5 to 7; bounds of section 5.1.
 Example: rewards [1, 0]; log ratios of the first rollout's two tokens [0.2, -0.2]: its ratio is exp(0) = 1 and is not
 clipped, though token ratios of 1.22 and 0.82 would leave these bounds; the second's only ratio is 1: loss 0.
 """
-PPO = Algorithm(
-    advantage="reward", ratio="token", loss="token-mean", clip_low=0.2, clip_high=0.2, critic=Critic()
-)
+PPO = Algorithm(advantage="reward", ratio="token", loss="token-mean", clip_low=0.2, clip_high=0.2, critic=Critic())
 """Each token against what a critic expected there.
 
 Source: arXiv:1707.06347, equations 7 and 9, with advantages of arXiv:1506.02438, equation 16, whitened over the batch.

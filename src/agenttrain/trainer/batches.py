@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,11 +24,34 @@ NOTHING_SAMPLED = "no trained tokens"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What was measured of one sample's n trained tokens before the first update of a step. None: not wanted."""
+
+    logprobs: torch.Tensor | None = None
+    """[n] by the trainer, at the weights that the step began with."""
+    importance: torch.Tensor | None = None
+    """[n] trainer's over engine's probability, capped."""
+    reference_logprobs: torch.Tensor | None = None
+    """[n] by the policy at the run's start."""
+    values: torch.Tensor | None = None
+    """[n] what the critic expected from before each token on."""
+    advantages: torch.Tensor | None = None
+    """[n] of each token, where a critic gives them."""
+    returns: torch.Tensor | None = None
+    """[n] what the critic is held to."""
+
+
+NOTHING_MEASURED = Measured()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Lesson:
     """A rollout that is trained."""
 
     result: RolloutResult
     advantage: float
+    measured: tuple[Measured, ...] = ()
+    """One per sample with trained tokens. Empty: nothing was measured."""
 
     @property
     def rollout_id(self) -> str:
@@ -38,6 +61,24 @@ class Lesson:
     def samples(self) -> tuple[Sample, ...]:
         """Those with at least one trained token."""
         return tuple(sample for sample in self.result.samples if any(sample.response_mask))
+
+    @property
+    def rows(self) -> tuple[tuple[Sample, Measured], ...]:
+        """The samples, each with what was measured of it."""
+        measured = self.measured or (NOTHING_MEASURED,) * len(self.samples)
+        return tuple(zip(self.samples, measured, strict=True))
+
+    @property
+    def token_advantages(self) -> tuple[tuple[float, ...], ...]:
+        """[samples][T] of each response id as the loss sees it, 0.0 where the mask is 0."""
+        return tuple(_spread(sample, self.advantage, measured.advantages) for sample, measured in self.rows)
+
+
+def _spread(sample: Sample, advantage: float, by_token: torch.Tensor | None) -> tuple[float, ...]:
+    if by_token is None:
+        return tuple(advantage * mask for mask in sample.response_mask)
+    each = iter(by_token.tolist())
+    return tuple(next(each) if mask else 0.0 for mask in sample.response_mask)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +100,10 @@ class Lessons:
 class MicroBatch:
     """One forward and backward pass; N trained tokens of B right-padded trajectories."""
 
+    places: tuple[tuple[str, int], ...]
+    """[B] the rollout of each row, and which of its samples with trained tokens the row is."""
+    n_trained: tuple[int, ...]
+    """[B] trained tokens of each row; N is their sum."""
     prefix: torch.Tensor
     """[P] ids that every row follows, none of them trained; P is 0 where nothing is shared."""
     input_ids: torch.Tensor
@@ -67,17 +112,45 @@ class MicroBatch:
     """[N] row × T + column of the position whose logits predict each trained token."""
     targets: torch.Tensor
     """[N] the sampled ids."""
+    recorded_logprobs: torch.Tensor
+    """[N] as the engine told them."""
     old_logprobs: torch.Tensor
-    """[N]"""
+    """[N] what ratios are taken against: the trainer's own where they were measured, else the recorded ones."""
     advantages: torch.Tensor
     """[N]"""
     weights: torch.Tensor
     """[N]"""
+    importance: torch.Tensor
+    """[N] 1 where nothing was measured."""
     fresh: torch.Tensor
     """[N] bool: sampled by the weights that this step began with."""
+    reference_logprobs: torch.Tensor | None = None
+    """[N]"""
+    values: torch.Tensor | None = None
+    """[N] the critic's, when the step began."""
+    returns: torch.Tensor | None = None
+    """[N]"""
 
     def to(self, device: torch.device) -> MicroBatch:
-        return MicroBatch(**{name: getattr(self, name).to(device) for name in self.__dataclass_fields__})
+        """The same with its tensors on a device."""
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return MicroBatch(**{name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in fields.items()})
+
+    def by_place(self, numbers: torch.Tensor) -> dict[tuple[str, int], torch.Tensor]:
+        """[N] numbers as those of each row."""
+        return dict(zip(self.places, numbers.split(self.n_trained), strict=True))
+
+
+def old_logprobs(sample: Sample, measured: Measured) -> torch.Tensor:
+    """[n] what ratios are taken against: the trainer's own where they were measured, else the recorded ones."""
+    if measured.logprobs is not None:
+        return measured.logprobs
+    return torch.tensor(recorded_logprobs(sample))
+
+
+def recorded_logprobs(sample: Sample) -> list[float]:
+    """[n] of the trained tokens, as the engine told them."""
+    return [value for value, mask in zip(sample.response_logprobs, sample.response_mask, strict=True) if mask]
 
 
 def usable(result: RolloutResult) -> bool:
@@ -85,8 +158,20 @@ def usable(result: RolloutResult) -> bool:
     return result.rollout.reward is not None and bool(result.samples)
 
 
-def lessons(results: Sequence[RolloutResult], advantages: Callable[[Sequence[float]], list[float]]) -> Lessons:
+def lessons(
+    results: Sequence[RolloutResult],
+    advantages: Callable[[Sequence[float]], list[float]],
+    *,
+    compares: bool = True,
+    penalties: Mapping[str, float] | None = None,
+) -> Lessons:
     """Group results by task and keep the rollouts that teach.
+
+    Args:
+        advantages: the estimator of a group.
+        compares: siblings are each other's baseline, so that a group of one, or of equal rewards, teaches nothing.
+        penalties: rollout id to what is taken from its reward before the estimator sees it. Which groups teach is
+            decided by the rewards themselves.
 
     Raises:
         TrainerError: the estimator answers with another number of advantages than rewards.
@@ -100,26 +185,33 @@ def lessons(results: Sequence[RolloutResult], advantages: Callable[[Sequence[flo
     for task_id, group in by_task.items():
         dropped.update({r.rollout.id: _why_unusable(r) for r in group if not usable(r)})
         able = [result for result in group if usable(result)]
-        rewards = [r.rollout.reward.score for r in able if r.rollout.reward is not None]
-        if len(able) < 2:
+        rewards = {r.rollout.id: r.rollout.reward.score for r in able if r.rollout.reward is not None}
+        if compares and len(able) < 2:
             dropped.update({r.rollout.id: TOO_FEW for r in able})
-        elif all_equal(rewards):
+        elif compares and all_equal(list(rewards.values())):
             dropped.update({r.rollout.id: ALL_EQUAL for r in able})
             n_equal += 1
-        else:
-            scores = advantages(rewards)
-            if len(scores) != len(rewards):
-                raise TrainerError(
-                    f"The advantage estimator gave {len(scores)} advantages for the {len(rewards)} rewards of task "
-                    f"{task_id}. It must give one for each."
-                )
-            if not all(map(math.isfinite, scores)):
-                raise TrainerError(f"The advantage estimator gave {scores} for task {task_id}. Each must be finite.")
+        elif able:
+            scores = _scores(task_id, [r - (penalties or {}).get(i, 0.0) for i, r in rewards.items()], advantages)
             both = [Lesson(result=r, advantage=a) for r, a in zip(able, scores, strict=True)]
             dropped.update({lesson.rollout_id: NOTHING_SAMPLED for lesson in both if not lesson.samples})
             kept += [lesson for lesson in both if lesson.samples]
             n_trained += any(lesson.samples for lesson in both)
     return Lessons(kept=tuple(kept), dropped=dropped, n_groups=len(by_task), n_equal=n_equal, n_trained=n_trained)
+
+
+def _scores(
+    task_id: str, rewards: Sequence[float], advantages: Callable[[Sequence[float]], list[float]]
+) -> list[float]:
+    scores = advantages(rewards)
+    if len(scores) != len(rewards):
+        raise TrainerError(
+            f"The advantage estimator gave {len(scores)} advantages for the {len(rewards)} rewards of task {task_id}. "
+            "It must give one for each."
+        )
+    if not all(map(math.isfinite, scores)):
+        raise TrainerError(f"The advantage estimator gave {scores} for task {task_id}. Each must be finite.")
+    return scores
 
 
 def _why_unusable(result: RolloutResult) -> str:
@@ -136,6 +228,21 @@ def minibatches(kept: Sequence[Lesson], n: int, *, seed: str) -> list[list[Lesso
     return [part for i in range(n) if (part := shuffled[i::n])]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """A trajectory on its way into a micro-batch."""
+
+    lesson: Lesson
+    place: int
+    sample: Sample
+    measured: Measured
+    weight: float
+
+    @property
+    def n_ids(self) -> int:
+        return len(self.sample.prompt_ids) + len(self.sample.response_ids)
+
+
 def micro_batches(
     part: Sequence[Lesson],
     *,
@@ -145,6 +252,7 @@ def micro_batches(
     weight_version: int,
     padding_id: int,
     shortest_prefix: int | None = None,
+    constant: int = 1,
 ) -> list[MicroBatch]:
     """Lay out one update in passes of similar length.
 
@@ -153,19 +261,25 @@ def micro_batches(
         n_workers: passes that run at once; the number of passes is a multiple of it, where there are enough rows.
         weight_version: of the weights that this step began with.
         shortest_prefix: a common beginning of a pass of at least this many ids is read once. None: never.
+        constant: tokens that a rollout may have, for the mean of that name.
     """
-    rows = [(sample, lesson) for lesson in part for sample in lesson.samples]
-    each = token_weights(
-        [sum(sample.response_mask) for sample, _ in rows], [lesson.rollout_id for _, lesson in rows], mean=mean
+    flat = [(lesson, n, *row) for lesson in part for n, row in enumerate(lesson.rows)]
+    weights = token_weights(
+        [sum(sample.response_mask) for *_, sample, _ in flat],
+        [lesson.rollout_id for lesson, *_ in flat],
+        mean=mean,
+        constant=constant,
     )
-    weighed = [(sample, lesson.advantage, weight) for (sample, lesson), weight in zip(rows, each, strict=True)]
-    weighed.sort(key=lambda item: _n_ids(item[0]))
-    lengths = [_n_ids(sample) for sample, *_ in weighed]
-    passes = [weighed[start:end] for start, end in _even_cuts(lengths, max_tokens, n_workers)]
+    rows = [
+        _Row(lesson=lesson, place=n, sample=sample, measured=measured, weight=weight)
+        for (lesson, n, sample, measured), weight in zip(flat, weights, strict=True)
+    ]
+    rows.sort(key=lambda row: row.n_ids)
+    passes = [rows[start:end] for start, end in _even_cuts([row.n_ids for row in rows], max_tokens, n_workers)]
     return [
         _micro_batch(
             items,
-            n_prefix=_n_shared([sample for sample, *_ in items], shortest_prefix),
+            n_prefix=_n_shared([row.sample for row in items], shortest_prefix),
             weight_version=weight_version,
             padding_id=padding_id,
         )
@@ -212,22 +326,14 @@ def _even_cuts(lengths: Sequence[int], max_tokens: int, n_workers: int) -> list[
     return _cuts(lengths, high)
 
 
-def _n_ids(sample: Sample) -> int:
-    return len(sample.prompt_ids) + len(sample.response_ids)
-
-
-def _micro_batch(
-    items: Sequence[tuple[Sample, float, float]], *, n_prefix: int, weight_version: int, padding_id: int
-) -> MicroBatch:
-    width = max(_n_ids(sample) for sample, *_ in items) - 1 - n_prefix
+def _micro_batch(rows: Sequence[_Row], *, n_prefix: int, weight_version: int, padding_id: int) -> MicroBatch:
+    width = max(row.n_ids for row in rows) - 1 - n_prefix
     input_ids: list[list[int]] = []
     flat: list[int] = []
     targets: list[int] = []
-    old: list[float] = []
-    advantages: list[float] = []
-    weights: list[float] = []
+    recorded: list[float] = []
     fresh: list[bool] = []
-    for row, (sample, advantage, weight) in enumerate(items):
+    for n, sample in enumerate(row.sample for row in rows):
         ids = [*sample.prompt_ids, *sample.response_ids][n_prefix:-1]
         input_ids.append(ids + [padding_id] * (width - len(ids)))
         trained = [t for t, mask in enumerate(sample.response_mask) if mask]
@@ -237,19 +343,42 @@ def _micro_batch(
                 f"Rollout {sample.extra_fields.get('rollout_id')} trains its very first id, which nothing predicts. "
                 "Give it a prompt of at least one id."
             )
-        flat += [row * width + first + t for t in trained]
+        flat += [n * width + first + t for t in trained]
         targets += [sample.response_ids[t] for t in trained]
-        old += [sample.response_logprobs[t] for t in trained]
-        advantages += [advantage] * len(trained)
-        weights += [weight] * len(trained)
+        recorded += recorded_logprobs(sample)
         fresh += [sample.extra_fields.get("min_global_steps", weight_version) == weight_version] * len(trained)
+    n_trained = tuple(sum(row.sample.response_mask) for row in rows)
+    told, measured = torch.tensor(recorded), [row.measured for row in rows]
+    by_rollout = _repeated([row.lesson.advantage for row in rows], n_trained)
     return MicroBatch(
-        prefix=torch.tensor(items[0][0].prompt_ids[:n_prefix], dtype=torch.long),
+        places=tuple((row.lesson.rollout_id, row.place) for row in rows),
+        n_trained=n_trained,
+        prefix=torch.tensor(rows[0].sample.prompt_ids[:n_prefix], dtype=torch.long),
         input_ids=torch.tensor(input_ids),
         flat=torch.tensor(flat),
         targets=torch.tensor(targets),
-        old_logprobs=torch.tensor(old),
-        advantages=torch.tensor(advantages),
-        weights=torch.tensor(weights),
+        recorded_logprobs=told,
+        old_logprobs=_measured_or(told, [each.logprobs for each in measured]),
+        advantages=_measured_or(by_rollout, [each.advantages for each in measured]),
+        weights=_repeated([row.weight for row in rows], n_trained),
+        importance=_measured_or(torch.ones_like(told), [each.importance for each in measured]),
         fresh=torch.tensor(fresh),
+        reference_logprobs=_joined([each.reference_logprobs for each in measured]),
+        values=_joined([each.values for each in measured]),
+        returns=_joined([each.returns for each in measured]),
     )
+
+
+def _repeated(numbers: Sequence[float], times: Sequence[int]) -> torch.Tensor:
+    return torch.tensor(numbers).repeat_interleave(torch.tensor(times))
+
+
+def _joined(parts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    """What was measured of all rows in a line; None where a row lacks it."""
+    known = [part for part in parts if part is not None]
+    return torch.cat(known) if len(known) == len(parts) else None
+
+
+def _measured_or(otherwise: torch.Tensor, parts: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    joined = _joined(parts)
+    return otherwise if joined is None else joined
