@@ -18,6 +18,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from agenttrain import telemetry
+from agenttrain.telemetry import names
+from agenttrain.telemetry.content import captures_content, input_messages, output_message
 
 
 @pytest.fixture
@@ -37,14 +39,26 @@ def ended(exporter: InMemorySpanExporter) -> dict[str, ReadableSpan]:
     return {span.name: span for span in exporter.get_finished_spans()}
 
 
-def rollout() -> Any:
-    return telemetry.rollout_span(graph="desk", rollout_id="r1", task_id="t1", phase="train", step=3, group="3-t1")
+def parent_of(span: ReadableSpan) -> int | None:
+    return span.parent.span_id if span.parent is not None else None
 
 
-def test_a_rollout_is_an_agent_invocation_inside_its_phase(spans: InMemorySpanExporter) -> None:
-    """Names and attributes of the GenAI conventions, and ours beside them."""
-    with telemetry.phase_span("train"), rollout(), telemetry.reward_span("r1"):
-        assert telemetry.is_recording()
+def rollout(**more: Any) -> Any:
+    return telemetry.rollout_span(
+        graph="desk", rollout_id="r1", task_id="t1", phase="train", step=3, group="3-t1", **more
+    )
+
+
+def trained(ids: tuple[str, str], advantage: float | None = 0.5) -> telemetry.TrainedRollout:
+    return telemetry.TrainedRollout(rollout_id="r1", ids=ids, staleness=1, n_tokens=7, advantage=advantage)
+
+
+def test_a_rollout_is_an_agent_invocation_and_a_trace_of_its_own(spans: InMemorySpanExporter) -> None:
+    """Names and attributes of the GenAI conventions, and ours beside them; linked to the run, and no child of it."""
+    with telemetry.run_span("fit", run_id="desk-1", graph="desk"):
+        run = telemetry.trace_context()
+        with telemetry.phase_span("train"), rollout(run=run), telemetry.reward_span("r1"):
+            assert telemetry.is_recording()
     seen = ended(spans)
     agent, reward = seen["invoke_agent desk"], seen["agenttrain.reward"]
     assert dict(agent.attributes or {}) == {
@@ -57,11 +71,30 @@ def test_a_rollout_is_an_agent_invocation_inside_its_phase(spans: InMemorySpanEx
         "agenttrain.phase": "train",
         "agenttrain.step": 3,
         "agenttrain.group.id": "3-t1",
+        "agenttrain.attempt": 0,
+        "agenttrain.remake": 0,
+        "agenttrain.life": 0,
     }
-    assert agent.parent is not None
-    assert reward.parent is not None
-    assert agent.parent.span_id == seen["agenttrain.train"].context.span_id
-    assert reward.parent.span_id == agent.context.span_id
+    whole = seen["agenttrain.fit"]
+    assert dict(whole.attributes or {}) == {
+        "agenttrain.run.id": "desk-1",
+        "gen_ai.agent.name": "desk",
+        "agenttrain.life": 0,
+    }
+    assert agent.parent is None
+    assert [link.context.span_id for link in agent.links] == [whole.context.span_id]
+    assert parent_of(seen["agenttrain.train"]) == whole.context.span_id
+    assert parent_of(reward) == agent.context.span_id
+
+
+def test_what_ends_a_span_stands_on_it_by_its_type_alone(spans: InMemorySpanExporter) -> None:
+    """The text of an error may quote what the policy said."""
+    with pytest.raises(ValueError), telemetry.reward_span("r1"):
+        raise ValueError("could not convert string to float: 'the secret answer'")
+    (done,) = spans.get_finished_spans()
+    assert (done.attributes or {})["error.type"] == "ValueError"
+    assert done.status.status_code is StatusCode.ERROR
+    assert "secret" not in done.to_json()
 
 
 def test_a_reward_is_an_evaluation_event(spans: InMemorySpanExporter) -> None:
@@ -96,10 +129,11 @@ def test_a_broken_environment_is_an_error_without_a_reward(spans: InMemorySpanEx
 
 
 def test_an_update_is_linked_per_group_and_never_over_the_limit(spans: InMemorySpanExporter) -> None:
-    """130 rollouts take two spans; one that was not traced is left out."""
+    """130 rollouts take two spans; one that was not traced has no link, and counts."""
     with rollout() as span:
         ids = telemetry.ids_of(span)
-    telemetry.update_spans(3, 4, {"big": [ids] * 130, "small": [ids, ("", "")]}, {"reward": 0.5})
+    groups = {"big": [trained(ids)] * 130, "small": [trained(ids, -0.5), trained(("", ""), 1.5)]}
+    telemetry.update_spans(3, 4, groups, {"reward": 0.5})
     seen = [done for done in spans.get_finished_spans() if done.name.startswith("agenttrain.update")]
     assert [(done.name, len(done.links)) for done in seen] == [
         ("agenttrain.update_group big", 128),
@@ -107,12 +141,63 @@ def test_an_update_is_linked_per_group_and_never_over_the_limit(spans: InMemoryS
         ("agenttrain.update_group small", 1),
         ("agenttrain.update 3", 0),
     ]
-    assert trace.format_span_id(seen[0].links[0].context.span_id) == ids[1]
+    link = seen[2].links[0]
+    assert trace.format_span_id(link.context.span_id) == ids[1]
+    assert dict(link.attributes or {}) == {
+        "agenttrain.rollout.id": "r1",
+        "agenttrain.staleness": 1,
+        "agenttrain.trained_tokens": 7,
+        "agenttrain.advantage": -0.5,
+    }
+    assert dict(seen[2].attributes or {}) == {
+        "agenttrain.step": 3,
+        "agenttrain.weight_version": 4,
+        "agenttrain.group.id": "small",
+        "agenttrain.staleness": 1.0,
+        "agenttrain.trained_tokens": 14,
+        "agenttrain.advantages": (-0.5, 1.5),
+    }
     assert dict(seen[-1].attributes or {}) == {
         "agenttrain.step": 3,
         "agenttrain.weight_version": 4,
         "agenttrain.update.reward": 0.5,
     }
+
+
+def test_advantages_that_the_trainer_did_not_tell_are_left_out(spans: InMemorySpanExporter) -> None:
+    with rollout() as span:
+        ids = telemetry.ids_of(span)
+    telemetry.update_spans(3, 4, {"g": [trained(ids, None)]}, {})
+    group = ended(spans)["agenttrain.update_group g"]
+    assert "agenttrain.advantages" not in (group.attributes or {})
+    assert "agenttrain.advantage" not in (group.links[0].attributes or {})
+
+
+def test_where_the_tokens_of_a_rollout_stand(spans: InMemorySpanExporter) -> None:
+    """Every reason has its number, those without tokens 0; versions only where the policy sampled."""
+    for versions in ([2, 3], []):
+        with rollout() as span:
+            telemetry.rollout_tokens(
+                span,
+                phase="train",
+                tokens={"trained": 5, "context": 2},
+                n_trajectories=1,
+                n_auxiliary=1,
+                weight_versions=versions,
+            )
+    first, second = (dict(span.attributes or {}) for span in spans.get_finished_spans())
+    assert {name: first["agenttrain.tokens." + name] for name in names.MASK_REASONS} == {
+        "trained": 5,
+        "frozen": 0,
+        "context": 2,
+        "retried": 0,
+        "aborted": 0,
+        "other_trajectory": 0,
+        "dropped": 0,
+    }
+    assert (first["agenttrain.trajectories"], first["agenttrain.auxiliary_calls"]) == (1, 1)
+    assert (first["agenttrain.first_weight_version"], first["agenttrain.weight_version"]) == (2, 3)
+    assert "agenttrain.weight_version" not in second
 
 
 def test_a_trace_goes_on_in_another_process(spans: InMemorySpanExporter) -> None:
@@ -121,8 +206,27 @@ def test_a_trace_goes_on_in_another_process(spans: InMemorySpanExporter) -> None
     with telemetry.continued_from(carrier), telemetry.publish_span(5):
         pass
     seen = ended(spans)
-    assert seen["agenttrain.publish"].parent is not None
-    assert seen["agenttrain.publish"].parent.span_id == seen["agenttrain.train"].context.span_id
+    assert parent_of(seen["agenttrain.publish"]) == seen["agenttrain.train"].context.span_id
+
+
+def test_a_call_goes_on_in_the_engines_process(spans: InMemorySpanExporter) -> None:
+    """A child of the span that asked; an answer without ids has no weight version."""
+    with telemetry.phase_span("train"):
+        carrier = telemetry.trace_context()
+    for version in (4, None):
+        span = telemetry.generate_span(carrier, 9)
+        telemetry.generated(span, n_sampled=3, n_cached=5, stop_reason="stop", weight_version=version)
+        span.end()
+    phase, *calls = spans.get_finished_spans()
+    assert [parent_of(call) for call in calls] == [phase.context.span_id] * 2
+    assert dict(calls[0].attributes or {}) == {
+        "gen_ai.usage.input_tokens": 9,
+        "gen_ai.usage.output_tokens": 3,
+        "gen_ai.usage.cache_read.input_tokens": 5,
+        "gen_ai.response.finish_reasons": ("stop",),
+        "agenttrain.weight_version": 4,
+    }
+    assert "agenttrain.weight_version" not in (calls[1].attributes or {})
 
 
 def test_metrics_have_their_names_units_and_attributes() -> None:
@@ -132,7 +236,8 @@ def test_metrics_have_their_names_units_and_attributes() -> None:
     made.chat("tiny", "trained", input_tokens=5, output_tokens=2, seconds=0.1)
     made.rollout("completed", 1.0)
     made.rollout("environment_failure", None)
-    made.update(3)
+    made.rollout_tokens({"trained": 5, "frozen": 0}, "train")
+    made.update(3, [0, 2])
     data = reader.get_metrics_data()
     assert data is not None
     found = {metric.name: metric for metric in data.resource_metrics[0].scope_metrics[0].metrics}
@@ -141,9 +246,15 @@ def test_metrics_have_their_names_units_and_attributes() -> None:
         "gen_ai.client.operation.duration": "s",
         "agenttrain.rollouts": "{rollout}",
         "agenttrain.rollout.reward": "1",
+        "agenttrain.rollout.tokens": "{token}",
         "agenttrain.updates": "{update}",
         "agenttrain.update.groups": "{group}",
+        "agenttrain.update.staleness": "{update}",
     }
+    assert found.keys() == names.METRICS.keys()
+    (tokens_by_reason,) = found["agenttrain.rollout.tokens"].data.data_points
+    assert dict(tokens_by_reason.attributes or {}) == {"agenttrain.mask_reason": "trained", "agenttrain.phase": "train"}
+    assert [(point.count, point.sum) for point in found["agenttrain.update.staleness"].data.data_points] == [(2, 2)]
     tokens = {
         (point.attributes or {})["gen_ai.token.type"]: point.sum
         for point in found["gen_ai.client.token.usage"].data.data_points
@@ -156,12 +267,42 @@ def test_metrics_have_their_names_units_and_attributes() -> None:
     ("value", "captured"),
     [(None, False), ("", False), ("false", False), ("event_only", False), ("true", True), ("SPAN_AND_EVENT", True)],
 )
-def test_content_is_left_out_unless_asked_for(value: str | None, captured: bool) -> None:
-    capture = telemetry.captures_content(value)
-    assert capture is captured
-    attributes = telemetry.content_attributes(capture=capture, input_messages=[{"role": "user", "content": "hi"}])
-    expected = {"gen_ai.input.messages": json.dumps([{"role": "user", "content": "hi"}])}
-    assert attributes == (expected if captured else {})
+def test_which_values_ask_for_content(value: str | None, captured: bool) -> None:
+    """`event_only` asks for events, and content is on spans here."""
+    assert captures_content(value) is captured
+
+
+def test_messages_have_the_conventions_form() -> None:
+    """Parts by type: text, tool calls with their arguments, and what a tool answered."""
+    call = {"id": "c1", "type": "function", "function": {"name": "look_up", "arguments": {"item": "lämp"}}}
+    told = input_messages(
+        [
+            {"role": "system", "content": "Be brief."},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "content": "12", "tool_call_id": "c1"},
+        ]
+    )
+    assert json.loads(told["gen_ai.input.messages"]) == [
+        {"role": "system", "parts": [{"type": "text", "content": "Be brief."}]},
+        {
+            "role": "assistant",
+            "parts": [{"type": "tool_call", "id": "c1", "name": "look_up", "arguments": {"item": "lämp"}}],
+        },
+        {"role": "tool", "parts": [{"type": "tool_call_response", "id": "c1", "response": "12"}]},
+    ]
+    asked = {"id": "c1", "name": "look_up", "arguments": {"item": "lamp"}}
+    said = output_message(text="So:", reasoning="Hm.", tool_calls=[asked], finish_reason="stop")
+    assert json.loads(said["gen_ai.output.messages"]) == [
+        {
+            "role": "assistant",
+            "parts": [
+                {"type": "reasoning", "content": "Hm."},
+                {"type": "text", "content": "So:"},
+                {"type": "tool_call", **asked},
+            ],
+            "finish_reason": "stop",
+        }
+    ]
 
 
 def test_without_an_sdk_nothing_is_recorded_and_nothing_fails() -> None:
@@ -176,7 +317,8 @@ with telemetry.rollout_span(graph="g", rollout_id="r", task_id="t", phase="train
     telemetry.reward_event(span, score=1.0, status="completed", success=True)
     telemetry.reward_event(None, score=None, status="aborted", success=False)
     telemetry.instruments().chat("m", "trained", input_tokens=1, output_tokens=1, seconds=0.1)
-telemetry.update_spans(1, 1, {"g": [("", "")]}, {"reward": 1.0})
+trained = telemetry.TrainedRollout(rollout_id="r", ids=("", ""), staleness=0, n_tokens=1, advantage=1.0)
+telemetry.update_spans(1, 1, {"g": [trained]}, {"reward": 1.0})
 assert not [name for name in sys.modules if name.startswith("opentelemetry.sdk")]
 """
     subprocess.run([sys.executable, "-c", program], check=True)

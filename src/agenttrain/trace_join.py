@@ -29,7 +29,6 @@ from agenttrain.sample.staleness import step_staleness
 from agenttrain.telemetry import TrainedRollout
 
 NO_IDS = "auxiliary: the user's own model answered, and its ids are not known"
-NOT_SAMPLED = "context: nobody sampled this token"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +53,7 @@ class SampledRange:
     """[end - start] as the loss saw them; empty: not trained, or the trainer did not tell."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For people and programs: everything but the ids."""
+        """As plain data."""
         turn, versions = self.turn, self.turn.weight_versions
         return {
             "turn": turn.id,
@@ -74,6 +73,8 @@ class SampledRange:
             "weight_version": self.weight_version,
             "staleness": self.staleness,
             "advantages": list(self.advantages),
+            "response_ids": list(turn.response_ids),
+            "response_logprobs": list(turn.response_logprobs),
         }
 
 

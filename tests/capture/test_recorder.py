@@ -596,10 +596,19 @@ def test_calls_are_spans_under_the_rollouts_from_every_thread(desk: Desk) -> Non
         "gen_ai.response.finish_reasons": ("stop",),
         "gen_ai.usage.input_tokens": len(recorder.turns[0].prompt_ids),
         "gen_ai.usage.output_tokens": len(recorder.turns[0].response_ids),
+        "gen_ai.usage.cache_read.input_tokens": 0,
         "agenttrain.role": "trained",
+        "agenttrain.role_reason": recorder.turns[0].role_reason,
+        "agenttrain.rollout.id": "train-2-t-1-0",
         "agenttrain.turn.id": "train-2-t-1-0#0",
+        "agenttrain.node": "agent",
+        "agenttrain.break_cause": "first_turn",
+        "agenttrain.first_weight_version": 3,
         "agenttrain.weight_version": 3,
     }
+    own = chat.get_span_context()
+    assert own is not None
+    assert (recorder.turns[0].trace_id, recorder.turns[0].span_id) == (f"{own.trace_id:032x}", f"{own.span_id:016x}")
 
 
 def test_a_lost_call_is_a_span_with_an_error(desk: Desk) -> None:

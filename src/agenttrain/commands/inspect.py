@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from agenttrain.commands.arguments import RUNS, Json, check_choice, print_json
-from agenttrain.errors import RunError
+from agenttrain.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from agenttrain.capture.store import StoreView
     from agenttrain.protocols import Renderer
     from agenttrain.records import Rollout, Trajectory, Turn
+    from agenttrain.run_folder import RunFolder
 
 CAUSE_WIDTH, TABLE_WIDTH = 60, 180
 """Characters; a narrower terminal breaks the lines itself."""
@@ -34,6 +35,13 @@ def inspect_command(
     logprobs: Annotated[
         bool, typer.Option("--logprobs", help="A line per trained token with its log probability.")
     ] = False,
+    turn: Annotated[
+        str | None,
+        typer.Option("--turn", help="One model call, by its turn's or its span's id: where its tokens stand."),
+    ] = None,
+    token: Annotated[
+        str | None, typer.Option("--token", help="TRAJECTORY:POSITION of a ROLLOUT: the model call that sampled it.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """List a run's rollouts, or show one: tokens coloured by mask, log probabilities, rewards, trajectories."""
@@ -45,6 +53,9 @@ def inspect_command(
     check_choice("--phase", phase, get_args(Phase))
     folder = find_run(run, RUNS)
     view = read_store(folder.rollouts)
+    if turn is not None or token is not None:
+        _show_range(folder, view, rollout, turn, token, as_json=json, logprobs=logprobs)
+        return
     if rollout is None:
         rollouts = [r for r in view.rollouts() if status in (None, r.status) and phase in (None, r.phase)]
         _list(rollouts, view, limit, as_json=json)
@@ -52,6 +63,35 @@ def inspect_command(
     found = _find(view, rollout)
     renderer = None if json else _renderer(folder.read_config()[0])
     _show(found, view.turns(found.id), view.trajectories(found.id), renderer, as_json=json, logprobs=logprobs)
+
+
+def _show_range(
+    folder: RunFolder,
+    view: StoreView,
+    rollout: str | None,
+    turn: str | None,
+    token: str | None,
+    *,
+    as_json: bool,
+    logprobs: bool,
+) -> None:
+    """Join a call with its tokens: from the call, or from a token of a rollout.
+
+    Raises:
+        ConfigError: it is not clear from which.
+        RunError: there is no such call or token.
+    """
+    from agenttrain.commands.sampled_range import parsed_place, show_range
+    from agenttrain.trace_join import TraceJoin
+
+    if (token is not None) != (rollout is not None) or (token is not None and turn is not None):
+        raise ConfigError("--turn takes a RUN alone, and --token a RUN and a ROLLOUT. Give one of the two.")
+    join = TraceJoin(view, folder.metrics())
+    if rollout is not None and token is not None:
+        found = join.of_token(_find(view, rollout).id, *parsed_place(token))
+    else:
+        found = join.of_call(turn or "")
+    show_range(found, None if as_json else _renderer(folder.read_config()[0]), as_json=as_json, logprobs=logprobs)
 
 
 def _find(view: StoreView, name: str) -> Rollout:
