@@ -9,6 +9,17 @@ import agenttrain
 from agenttrain import errors, markers, records
 from agenttrain import trainable as decorator
 
+PUBLIC = [
+    "Limits",
+    "PolicyFailure",
+    "Task",
+    "attach",
+    "chat_model",
+    "current_task",
+    "hookimpl",
+    "trainable",
+    "use",
+]
 HEAVY = ("torch", "langgraph", "langchain_core", "transformers", "renderers", "numpy", "openai", "typer")
 
 
@@ -23,7 +34,6 @@ def modules_after(code: str) -> set[str]:
     "code",
     [
         "import agenttrain",
-        "from agenttrain import *",
         "import agenttrain\n@agenttrain.trainable(model='m')\ndef graph(): ...",
         "import agenttrain.trainable\nassert callable(agenttrain.trainable), agenttrain.trainable",
     ],
@@ -35,8 +45,19 @@ def test_a_graph_file_that_imports_agenttrain_stays_light(code: str) -> None:
     assert modules & set(HEAVY) == set()
 
 
+def test_every_name_together_loads_nothing_that_trains_or_serves() -> None:
+    """`chat_model` is a chat model, so LangChain comes with it; torch and tokenizers come with the first served call."""
+    modules = modules_after("from agenttrain import *")
+    assert modules & {"torch", "transformers", "renderers", "openai", "typer"} == set()
+
+
 def test_public_names_are_those_of_their_modules() -> None:
     """The very same objects."""
+    from agenttrain import serving
+    from agenttrain.graph import chat_model
+
+    assert (agenttrain.attach, agenttrain.use) == (serving.attach, serving.use)
+    assert agenttrain.chat_model is chat_model.chat_model
     assert agenttrain.Task is records.Task
     assert agenttrain.PolicyFailure is errors.PolicyFailure
     assert agenttrain.hookimpl is markers.hookimpl
@@ -46,17 +67,14 @@ def test_public_names_are_those_of_their_modules() -> None:
 
 def test_every_public_name_is_there() -> None:
     """What `__all__` lists can be had, and no other name stands in for it."""
-    assert agenttrain.__all__ == ["Limits", "PolicyFailure", "Task", "current_task", "hookimpl", "trainable"]
+    assert agenttrain.__all__ == PUBLIC
     for name in agenttrain.__all__:
         assert getattr(agenttrain, name).__module__.startswith(("agenttrain.", "pluggy."))
 
 
 def test_a_name_that_is_not_public_says_which_are() -> None:
     """As an AttributeError, so that hasattr and getattr with a default work."""
-    expected = (
-        "module 'agenttrain' has no attribute 'Rollout'. "
-        "Public names: Limits, PolicyFailure, Task, current_task, hookimpl, trainable."
-    )
+    expected = f"module 'agenttrain' has no attribute 'Rollout'. Public names: {', '.join(PUBLIC)}."
     with pytest.raises(AttributeError) as caught:
         _ = agenttrain.Rollout
     assert str(caught.value) == expected

@@ -6,7 +6,8 @@ The map of the flow, each stage a package that takes and returns `records`:
                load      a Turn     turns to      verifiers  to       to an      better than
                and gate  per call   token paths   and status Samples  update     the baseline?
 
-`rollout.py` puts the stages together for one task, `pool.py` runs many at once, `fit.py` is the whole run.
+`rollout.py` puts the stages together for one task, `pool.py` runs many at once, `fit.py` is the whole run; what it has
+trained answers a user's graph by `serving.py`.
 `records.py` holds the nouns, `protocols.py` the roles others may play, `hookspecs.py` the plugin points.
 """
 
@@ -19,17 +20,32 @@ from agenttrain.trainable import Limits, current_task, trainable
 
 if TYPE_CHECKING:
     from agenttrain.errors import PolicyFailure
+    from agenttrain.graph.chat_model import chat_model
     from agenttrain.markers import hookimpl
     from agenttrain.records import Task
+    from agenttrain.serving import attach, use
 
 __version__ = "0.1.0"
-__all__ = ["Limits", "PolicyFailure", "Task", "current_task", "hookimpl", "trainable"]
+__all__ = [
+    "Limits",
+    "PolicyFailure",
+    "Task",
+    "attach",
+    "chat_model",
+    "current_task",
+    "hookimpl",
+    "trainable",
+    "use",
+]
 
 # `trainable` is taken above, since the import of its module binds that name to the module here.
 _homes = {
     "PolicyFailure": "agenttrain.errors",
     "Task": "agenttrain.records",
+    "attach": "agenttrain.serving",
+    "chat_model": "agenttrain.graph.chat_model",
     "hookimpl": "agenttrain.markers",
+    "use": "agenttrain.serving",
 }
 
 

@@ -2,8 +2,9 @@
 
 Funnels of BaseChatModel are replaced when the first gate opens and put back after the last closes; which of them a
 call meets is decided by langchain-core, so `self_test` sends one call through each. Invariants: the user's model
-object is never changed; a trained or frozen call reaches no provider and no cache; a call without a route while a gate
-is open is refused, unless it runs under `outside_rollouts`. Knows nothing of tokens: the route answers.
+object is never changed; a trained or frozen call reaches no provider and no cache; a call without a route while
+rollouts run is refused, unless it runs under `outside_rollouts`. Where a policy only serves, such a call is nobody's
+business. Knows nothing of tokens: the route answers.
 
 Source: langchain-core 1.8 language_models/chat_models.py; the v3 funnels are found where they exist.
 """
@@ -58,8 +59,10 @@ _stops: contextvars.ContextVar[list[BaseException] | None] = contextvars.Context
 class Gate:
     """One opening of the gate, and what got past it meanwhile."""
 
-    def __init__(self, *, allow_escapes: bool) -> None:
+    def __init__(self, *, allow_escapes: bool, watches: bool = True) -> None:
         self.allow_escapes = allow_escapes
+        self.watches = watches
+        """Rollouts run behind it. False: a policy serves, and calls without a route are none of its business."""
         self.n_escapes = 0
         """Calls without a route while this gate was open, refused or let through."""
         self.first_escape: EscapeError | None = None
@@ -79,7 +82,19 @@ def open_gate(*, allow_escapes: bool = False) -> Iterator[Gate]:
         allow_escapes: count calls that have no route and let the user's own model answer, instead of refusing them.
             One strict gate among several open ones makes all of them strict.
     """
-    gate = Gate(allow_escapes=allow_escapes)
+    with _opened(Gate(allow_escapes=allow_escapes)) as gate:
+        yield gate
+
+
+@contextmanager
+def open_serving_gate() -> Iterator[Gate]:
+    """Put the gate in for a block in which a policy serves: calls without a route go to their own models, uncounted."""
+    with _opened(Gate(allow_escapes=True, watches=False)) as gate:
+        yield gate
+
+
+@contextmanager
+def _opened(gate: Gate) -> Iterator[Gate]:
     with _lock:
         _gates.append(gate)
         _install()
@@ -154,11 +169,15 @@ def _routed(
 
 
 def _escaped(model: BaseChatModel) -> None:
+    with _lock:
+        watching = [gate for gate in _gates if gate.watches]
+    if not watching:
+        return
     node = ((var_child_runnable_config.get() or {}).get("metadata") or {}).get("langgraph_node")
     error = EscapeError(_escape_text(model, node, _caller()))
     with _lock:
-        strict = any(not gate.allow_escapes for gate in _gates)
-        for gate in _gates:
+        strict = any(not gate.allow_escapes for gate in watching)
+        for gate in watching:
             gate.n_escapes += 1
             gate.first_escape = gate.first_escape or error
     if strict:
@@ -469,7 +488,7 @@ def self_test() -> None:
         probes[LATER_FUNNELS[0]] = lambda model: model.stream_events([HumanMessage("x")], version="v3").output
     if hasattr(BaseChatModel, LATER_FUNNELS[1]):
         probes[LATER_FUNNELS[1]] = lambda model: asyncio.run(_v3_output(model))
-    with open_gate():
+    with open_serving_gate():
         for name, probe in probes.items():
             _probe(name, probe, _ProbeRoute(), None)
             _probe(name, probe, _ProbeRoute(RolloutStop("probe")), RolloutStop)

@@ -51,6 +51,8 @@ _SILENT_BLOCKS = frozenset(
 )
 """Blocks of an assistant's content that are said elsewhere in the message, or were not said to the user."""
 _MAX_TEXT_CHUNKS = 16
+_NEUTRAL: Mapping[str, float] = {"top_p": 1, "presence_penalty": 0, "frequency_penalty": 0, "logit_bias": 0}
+"""Sampling settings that the policy doesn't follow, and the value that changes nothing; top_k has none."""
 _MAX_TOKEN_NAMES = ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_tokens_to_sample")
 
 
@@ -262,6 +264,21 @@ def own_max_tokens(model: object, settings: Mapping[str, Any]) -> int | None:
             if isinstance(value, int) and not isinstance(value, bool) and value > 0:
                 return value
     return None
+
+
+def own_temperature(model: object, settings: Mapping[str, Any]) -> float | None:
+    """The user's temperature: of the call, else of the model. None: none was set."""
+    value = settings.get("temperature", getattr(model, "temperature", None))
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def unsupported_sampling(model: object, settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """What the user set that changes which token is drawn, and that the policy doesn't follow.
+
+    Example: ChatOpenAI(top_p=0.9) -> ("top_p=0.9",)
+    """
+    values = {name: settings.get(name, getattr(model, name, None)) for name in (*_NEUTRAL, "top_k")}
+    return tuple(f"{name}={value}" for name, value in values.items() if value and value != _NEUTRAL.get(name))
 
 
 def own_stop(model: object, stop: Sequence[str] | str | None, settings: Mapping[str, Any]) -> tuple[str, ...]:

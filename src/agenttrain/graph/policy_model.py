@@ -56,6 +56,8 @@ class Routed:
             max_tokens=convert.own_max_tokens(self.model, settings),
             stop=convert.own_stop(self.model, stop, settings),
             parallel_tool_calls=parallel,
+            temperature=convert.own_temperature(self.model, settings),
+            unsupported=convert.unsupported_sampling(self.model, settings),
             site=self.site,
             role=self.role,
             role_reason=self.reason,
