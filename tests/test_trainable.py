@@ -17,7 +17,7 @@ from agenttrain.trainable import (
     trainable,
     trainable_of,
     trainables_in,
-    verifier_name,
+    function_name,
 )
 
 
@@ -161,9 +161,9 @@ def test_several_verifiers_keep_their_names_and_weights() -> None:
 
 def test_a_verifier_goes_by_its_own_name_else_its_classs() -> None:
     """The name that reports show."""
-    assert verifier_name(answered) == "answered"
-    assert verifier_name(Judge()) == "Judge"
-    assert verifier_name(functools.partial(answered)) == "partial"
+    assert function_name(answered) == "answered"
+    assert function_name(Judge()) == "Judge"
+    assert function_name(functools.partial(answered)) == "partial"
     assert list(noted(verifier=Judge()).verifiers) == ["Judge"]
 
 

@@ -9,6 +9,7 @@
     ├── ModelError           (ValueError)   the policy's folder, tokenizer or chat template
     ├── PluginError          (LookupError)  a plugin that is missing, broken or misspelt
     ├── CaptureError         (RuntimeError) a model call that could not be recorded whole
+    ├── WorldError           (RuntimeError) a setup= or on_interrupt= that raised
     ├── RewardError          (RuntimeError) a verifier that raised or answered with no number
     ├── SampleError          (ValueError)   ids, mask and log probabilities that don't fit
     ├── EngineError          (RuntimeError) an engine that answers nothing
@@ -57,6 +58,10 @@ class PluginError(AgenttrainError, LookupError):
 
 class CaptureError(AgenttrainError, RuntimeError):
     """A model call that could not be recorded whole."""
+
+
+class WorldError(AgenttrainError, RuntimeError):
+    """What stands around the graph raised: `setup=`, or `on_interrupt=` in a human's place."""
 
 
 class RewardError(AgenttrainError, RuntimeError):

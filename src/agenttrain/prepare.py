@@ -20,10 +20,12 @@ from typing import Any
 from agenttrain.capture.render import open_renderer
 from agenttrain.config import Config, anchored, environment, find_file, read_file, resolve
 from agenttrain.errors import ConfigError, ModelError, TaskError
+from agenttrain.graph.human import check_on_interrupt
 from agenttrain.graph.load import LoadedGraph, load_graph, load_module, source_files
 from agenttrain.graph.models import models_of
 from agenttrain.graph.roles import RoleBook
 from agenttrain.graph.runnable import RunnableGraph
+from agenttrain.graph.world import check_setup
 from agenttrain.plugins import Plugins
 from agenttrain.protocols import Renderer
 from agenttrain.records import CallSite, Task
@@ -98,7 +100,7 @@ def prepare(
         input_schema, context_schema = graph.input_schema() or {}, graph.context_schema()
         if needs_policy:
             _refuse_second_model(graph, noted)
-    _check_verifier(noted, target)
+    _check_functions(noted, target)
     file = task_file or _task_file(config, noted, target)
     tasks = read_tasks(file)
     train, held_out = split_tasks(tasks)
@@ -256,13 +258,18 @@ def _task_file(config: Config, noted: Trainable | None, target: str) -> Path:
     return Path(config.tasks)
 
 
-def _check_verifier(noted: Trainable | None, target: str) -> None:
+def _check_functions(noted: Trainable | None, target: str) -> None:
+    """Refuse what would only fail when the first rollout asks for it."""
     if noted is None or not noted.verifiers:
         raise ConfigError(
             f"{target} names no verifier, and without one no rollout has a reward. "
             "Decorate the graph: @trainable(verifier=…), a function (task, state) that gives a bool or a number."
         )
     check_verifiers(noted.verifiers)
+    if noted.setup is not None:
+        check_setup(noted.setup)
+    if noted.on_interrupt is not None:
+        check_on_interrupt(noted.on_interrupt)
 
 
 def _refuse_second_model(graph: RunnableGraph, noted: Trainable | None) -> None:

@@ -7,7 +7,6 @@ pool calls it in process; a trainer that owns the loop calls it in its workers, 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,8 @@ from agenttrain import telemetry
 from agenttrain.as_is import AsIsRoles, NoEngine, NoRenderer
 from agenttrain.capture.recorder import Recorder, RecorderLimits
 from agenttrain.config import Config, LimitsTable, environment
-from agenttrain.errors import GraphError, RewardError
+from agenttrain.errors import GraphError, RewardError, WorldError
+from agenttrain.flight import Flight
 from agenttrain.graph.intercept import Gate, open_gate, outside_rollouts, self_test
 from agenttrain.graph.load import LoadedGraph, load_graph, load_module
 from agenttrain.graph.roles import RoleBook
@@ -41,30 +41,15 @@ from agenttrain.records import (
 )
 from agenttrain.reward.score import VerifierPolicyFailure, passes, score
 from agenttrain.reward.status import STATUS_RULES, Ending, is_rewarded, may_succeed, status_of
+from agenttrain.rollout_span import describe
 from agenttrain.sample.build import build_samples
+from agenttrain.telemetry.content import captures_content
+from agenttrain.telemetry.names import CAPTURE_CONTENT_VARIABLE
 from agenttrain.trainable import Trainable, current_task_is
 from agenttrain.trajectory.tree import trajectories
 
 SUPERSTEPS_PER_TURN = 8
 """LangGraph's own default lets a looping graph run for 10,007 supersteps; ours grows with limits.turns."""
-
-
-@dataclass(slots=True)
-class _Flight:
-    """A rollout under way: who may still write its record, and what has been seen so far."""
-
-    request: RolloutRequest
-    recorder: Recorder
-    closed: bool = False
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def close(self) -> bool:
-        """True for the one caller that may write the record; calls that the graph left in flight are not in it."""
-        with self.lock:
-            first, self.closed = not self.closed, True
-        if first:
-            self.recorder.close()
-        return first
 
 
 @dataclass(slots=True)
@@ -80,7 +65,11 @@ class Runner:
     roles: RoleBook
     gate: Gate
     model_name: str
-    _flights: dict[str, _Flight] = field(default_factory=dict)
+    captures_content: bool = False
+    """Whether prompts, completions and what tools got and gave stand on spans."""
+    trace_context: Mapping[str, str] = field(default_factory=dict)
+    """Of the run's span, which each rollout's trace is linked to."""
+    _flights: dict[str, Flight] = field(default_factory=dict)
 
     def run(self, request: RolloutRequest, engine: Engine | None) -> RolloutResult:
         """Run the graph on one task; blocks.
@@ -100,11 +89,18 @@ class Runner:
             phase=request.phase,
             step=request.step,
             group=request.group_id,
+            attempt=request.attempt,
+            remake=request.remake,
+            life=request.life,
+            run=self.trace_context,
         ) as span:
             flight = self._take_off(request, engine)
-            ending = self._run_graph(flight)
-            self._refuse(ending)
-            return self._land(flight, ending, span)
+            try:
+                ending = self._run_graph(flight)
+                self._refuse(ending)
+                return self._land(flight, ending, span)
+            finally:
+                flight.let_world_go()
 
     def abandon(self, rollout_id: str, cause: str) -> RolloutResult | None:
         """Give up on a rollout whose graph does not return; its thread can't be ended, only cut off.
@@ -116,6 +112,7 @@ class Runner:
         if flight is None or not flight.close():
             return None
         flight.recorder.stop(cause)
+        flight.let_world_go()
         return self._record(flight, Ending(stuck=True, stopped=cause), state=None, span=None)
 
     def _refuse(self, ending: GraphEnding) -> None:
@@ -132,7 +129,7 @@ class Runner:
         for flight in list(self._flights.values()):
             flight.recorder.stop("aborted: the run was stopped")
 
-    def _take_off(self, request: RolloutRequest, engine: Engine | None) -> _Flight:
+    def _take_off(self, request: RolloutRequest, engine: Engine | None) -> Flight:
         limits = self.limits
         recorder = Recorder(
             request=request,
@@ -142,31 +139,46 @@ class Runner:
             role_of=self._role_of,
             limits=RecorderLimits(turns=limits.turns, tokens=limits.tokens, seconds=limits.seconds),
             tracer=telemetry.tracer(),
+            captures_content=self.captures_content,
             model_name=self.model_name,
             on_turn=self._observe_turn,
         )
-        flight = _Flight(request=request, recorder=recorder)
+        flight = Flight(request=request, recorder=recorder)
         self.store.put_begun(request, started_at=recorder.started_at)
         self._flights[request.rollout_id] = flight
         return flight
 
-    def _run_graph(self, flight: _Flight) -> GraphEnding:
-        task = flight.request.task
+    def _run_graph(self, flight: Flight) -> GraphEnding:
+        task, noted = flight.request.task, self.noted
+        try:
+            given = flight.enter_world(noted.setup if noted else None, self.graph.input_keys)
+        except WorldError as error:
+            return GraphEnding(state=None, error=error)
+        flight.context = given.context_over(task.context)
         with current_task_is(task):
             return run_graph(
                 self.graph,
-                input=task.input,
-                context=task.context,
+                input={**task.input, **given.state},
+                context=flight.context,
+                configurable=given.configurable,
                 route=flight.recorder,
                 callbacks=self._callbacks(),
-                recursion_limit=SUPERSTEPS_PER_TURN * self.limits.turns,
+                recursion_limit=self._max_supersteps,
                 thread_id=flight.request.rollout_id,
+                answer=flight.answer(noted.on_interrupt if noted else None, self._max_supersteps),
+                loop=flight.world.loop if flight.world is not None else None,
             )
 
-    def _callbacks(self) -> tuple[Any, ...]:
-        return (ToolSpans(telemetry.tracer()),) if telemetry.is_recording() else ()
+    @property
+    def _max_supersteps(self) -> int:
+        return SUPERSTEPS_PER_TURN * self.limits.turns
 
-    def _land(self, flight: _Flight, ended: GraphEnding, span: Any) -> RolloutResult:
+    def _callbacks(self) -> tuple[Any, ...]:
+        return (
+            (ToolSpans(telemetry.tracer(), captures_content=self.captures_content),) if telemetry.is_recording() else ()
+        )
+
+    def _land(self, flight: Flight, ended: GraphEnding, span: Any) -> RolloutResult:
         recorder = flight.recorder
         if not flight.close():
             return self._late(flight)
@@ -184,13 +196,15 @@ class Runner:
         )
         return self._record(flight, ending, state=ended.state, span=span)
 
-    def _record(self, flight: _Flight, ending: Ending, *, state: Any, span: Any) -> RolloutResult:
+    def _record(self, flight: Flight, ending: Ending, *, state: Any, span: Any) -> RolloutResult:
         """Score, status, trajectories and samples; written to the store before anyone sees them."""
         status, cause = status_of(ending)
         turns = flight.recorder.turns
         reward, is_asked = None, is_rewarded(status)
         if is_asked:
-            reward, status, cause = self._reward(flight.request, status, cause, state)
+            reward, status, cause = self._reward(flight, status, cause, state)
+        left = flight.leave_world(self.config.limits.verifier_seconds)
+        cause = "; ".join(part for part in (cause, left) if part)
         rollout = self._rollout(flight, turns, status, cause, reward, span)
         rollout = replace(rollout, verifier_failed=is_asked and reward is None)
         paths = trajectories(turns)
@@ -204,16 +218,13 @@ class Runner:
         result = self._admitted(result)
         self.store.put_result(result)
         self._flights.pop(rollout.id, None)
-        telemetry.reward_event(
-            span, score=None if reward is None else reward.score, status=status, success=rollout.success
-        )
+        describe(result, span)
         self.plugins.observe("agenttrain_rollout_finished", result=result)
         return result
 
-    def _reward(
-        self, request: RolloutRequest, status: Status, cause: str, state: Any
-    ) -> tuple[Reward | None, Status, str]:
+    def _reward(self, flight: Flight, status: Status, cause: str, state: Any) -> tuple[Reward | None, Status, str]:
         """The verifiers' word, and the status it may change: a broken verifier is the environment's failure."""
+        request, world = flight.request, flight.world
         unfinished = self.config.reward.unfinished if STATUS_RULES[status].unfinished else 0.0
         try:
             with outside_rollouts(), current_task_is(request.task), telemetry.reward_span(request.rollout_id):
@@ -223,6 +234,8 @@ class Runner:
                     state=state,
                     timeout_s=self.config.limits.verifier_seconds,
                     unfinished=unfinished,
+                    context=flight.context,
+                    loop=world.loop if world is not None else None,
                 )
         except VerifierPolicyFailure as failure:
             return failure.reward, "policy_failure", str(failure)
@@ -232,7 +245,7 @@ class Runner:
 
     def _rollout(
         self,
-        flight: _Flight,
+        flight: Flight,
         turns: tuple[Turn, ...],
         status: Status,
         cause: str,
@@ -272,7 +285,7 @@ class Runner:
             return result
         return replace(result, samples=(), rollout=replace(result.rollout, cause=f"{NOT_ADMITTED}{reason}"))
 
-    def _late(self, flight: _Flight) -> RolloutResult:
+    def _late(self, flight: Flight) -> RolloutResult:
         """The graph came back after it was abandoned: its record stands already."""
         rollout = self._rollout(flight, (), "environment_failure", "abandoned before it returned", None, None)
         return RolloutResult(request=flight.request, rollout=rollout, turns=(), trajectories=(), samples=())
@@ -328,6 +341,8 @@ def open_runner(
             roles=roles,
             gate=gate,
             model_name=model_name,
+            captures_content=captures_content(environment(CAPTURE_CONTENT_VARIABLE)),
+            trace_context=telemetry.trace_context(),
         )
 
 
@@ -343,9 +358,12 @@ def open_runner_of(spec: RolloutSpec, *, store: TurnStore) -> Iterator[Runner]:
         only=environment("AGENTTRAIN_PLUGINS"), named=spec.plugins, graph_module=load_module(loaded.file)
     )
     renderer = open_renderer(spec.model, family=config.renderer.family, history=config.renderer.history)
-    with open_runner(
-        config, loaded, renderer=renderer, store=store, plugins=plugins, model_name=Path(spec.model).name
-    ) as runner:
+    with (
+        telemetry.continued_from(spec.trace_context),
+        open_runner(
+            config, loaded, renderer=renderer, store=store, plugins=plugins, model_name=Path(spec.model).name
+        ) as runner,
+    ):
         yield runner
 
 

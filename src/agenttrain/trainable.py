@@ -54,6 +54,10 @@ class Trainable:
     frozen: tuple[Selector, ...] = ()
     auxiliary: tuple[Selector, ...] = ()
     limits: Limits = Limits()
+    setup: Callable[..., Any] | None = None
+    """Makes the context manager that is a task's world. None: the tasks share one."""
+    on_interrupt: Callable[..., Any] | None = None
+    """Answers where the graph waits for a human. None: a rollout that waits ends as an environment failure."""
     allow_escapes: bool = False
     """True counts model calls that get past the gate; False ends the run at the first."""
 
@@ -73,9 +77,25 @@ def trainable(
     frozen: Sequence[Selector] = (),
     auxiliary: Sequence[Selector] = (),
     limits: Limits | None = None,
+    setup: Callable[..., Any] | None = None,
+    on_interrupt: Callable[..., Any] | None = None,
     allow_escapes: bool = False,
 ) -> Any:
     """Note how an object is trained, and give back the very same object.
+
+    `setup` gives each rollout a world of its own. It is called with the task, gives a context manager, sync or async,
+    and is entered before the graph and left after the verifiers. What it yields is nothing, or a mapping with any of
+    "context" (LangGraph's runtime context, laid over the task's; a verifier may ask for it by the name `context`),
+    "configurable" (keys of the config) and "state" (keys of the graph's input). Raising on entry is an environment
+    failure; what raises while it is left stands in the rollout's cause, and its reward stays. Its time is part of
+    limits.seconds. Nodes, tools and verifiers run on other threads than it does, async ones on its event loop if it is
+    async.
+
+    `on_interrupt` stands in for the human of a graph that calls `interrupt()`. It is called for each interrupt with any
+    of `task`, `interrupt` (LangGraph's, with `.value`), `state` and `context` by name, may be async, and gives the
+    value to resume with. A graph without a LangGraph checkpointer gets one in memory. A breakpoint (interrupt_before=…)
+    is passed without asking. An interrupted node runs again from its start, so a model call before its `interrupt()`
+    is sampled twice, and both are trained, each once: put `interrupt()` into a node of its own.
 
     Args:
         target: the graph, when called as `trainable(graph, …)`; left out when used as a decorator.
@@ -85,20 +105,43 @@ def trainable(
         verifiers: several of them, name to (function, weight).
         train, frozen, auxiliary: selectors of model calls, see `agenttrain.graph.roles`.
         limits: what one rollout may use.
+        setup: makes each rollout's world: a function of the task that gives a context manager.
+        on_interrupt: answers a human interrupt.
         allow_escapes: count model calls that get past the gate instead of ending the run.
 
     Raises:
-        ConfigError: both `verifier` and `verifiers`, one that can't be called or has no weight, or a lone selector.
+        ConfigError: both `verifier` and `verifiers`, one that can't be called or has no weight, a lone selector, or a
+            `setup` or `on_interrupt` that can't be called.
+
+    Example:
+        @contextmanager
+        def shop(task):
+            with closing(sqlite3.connect(":memory:", check_same_thread=False)) as db:
+                db.executescript(task.metadata["tables"])
+                yield {"context": {"db": db}}
+
+        def human(task, interrupt):
+            return "yes" if interrupt.value["refund"] <= task.metadata["allowed"] else "no"
+
+        def refunded(task, state, context):
+            return context["db"].execute("select count(*) from refunds").fetchone()[0] == task.reference
+
+        @trainable(model="Qwen/Qwen3-0.6B", tasks="tasks.jsonl", verifier=refunded, setup=shop, on_interrupt=human)
+        def graph():
+            return builder.compile()
     """
     if verifier is not None and verifiers is not None:
         raise ConfigError("@trainable got verifier= and verifiers=. Keep one: verifiers={'name': (function, weight)}.")
     for name, selectors in (("train", train), ("frozen", frozen), ("auxiliary", auxiliary)):
         if isinstance(selectors, str) or callable(selectors):
-            shown = repr(selectors) if isinstance(selectors, str) else verifier_name(selectors)
+            shown = repr(selectors) if isinstance(selectors, str) else function_name(selectors)
             raise ConfigError(f"@trainable got {name}={shown}, one selector. Write a list: {name}=[{shown}].")
+    for name, function in (("setup", setup), ("on_interrupt", on_interrupt)):
+        if function is not None and not callable(function):
+            raise ConfigError(f"@trainable got {name}={function!r}. Name the function itself: {name}=…")
     named = dict(verifiers if verifiers is not None else {})
     if verifier is not None:
-        named[verifier_name(verifier)] = (verifier, 1.0)
+        named[function_name(verifier)] = (verifier, 1.0)
     for name, weighed in named.items():
         _check_verifier(name, weighed)
 
@@ -113,6 +156,8 @@ def trainable(
             frozen=tuple(frozen),
             auxiliary=tuple(auxiliary),
             limits=limits or Limits(),
+            setup=setup,
+            on_interrupt=on_interrupt,
             allow_escapes=allow_escapes,
         )
         return obj
@@ -156,9 +201,9 @@ def current_task_is(task: Task) -> Iterator[None]:
         _current_task.reset(token)
 
 
-def verifier_name(verifier: VerifierFn) -> str:
-    """The name a verifier goes by in reports: the function's own, else its class's."""
-    return str(getattr(verifier, "__name__", type(verifier).__name__))
+def function_name(function: Callable[..., Any]) -> str:
+    """The name that a user's function goes by in reports and messages: its own, else its class's."""
+    return str(getattr(function, "__name__", type(function).__name__))
 
 
 def _check_verifier(name: str, weighed: object) -> None:

@@ -71,7 +71,7 @@ def by_keyword(*, outputs: Any, reference: Any, **rest: Any) -> bool:
 
 
 def all_keywords(**given: Any) -> bool:
-    return sorted(given) == ["inputs", "outputs", "reference", "reference_outputs", "state", "task"]
+    return sorted(given) == ["context", "inputs", "outputs", "reference", "reference_outputs", "state", "task"]
 
 
 def by_position(*given: Any) -> bool:

@@ -1,16 +1,18 @@
 """An opened graph and one input become a GraphEnding: the last state, and what ended the run.
 
-Invariant: what the graph does never raises out of here, `exit()` in a tool included, and the last streamed state
+Where somebody answers for the human, a graph that was interrupted goes on with the answers until it ends. Invariant:
+what the graph and the answers do never raises out of here, `exit()` in a tool included, and the last streamed state
 survives it; only KeyboardInterrupt passes. Knows nothing of statuses, rewards or tasks.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import traceback
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +20,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.exceptions import OutputParserException
 from langchain_core.runnables import RunnableConfig
 from langgraph.errors import GraphRecursionError
+from langgraph.types import Command, Interrupt
 
 from agenttrain.graph.intercept import outside_rollouts, use_route
 from agenttrain.graph.runnable import RunnableGraph
@@ -45,13 +48,18 @@ class GraphEnding:
     recursion: bool = False
     """The recursion limit was reached."""
     interrupted: bool = False
-    """It waits for a human; run it again with `Command(resume=…)` as input and the same thread id to go on."""
-    interrupts: tuple[Any, ...] = ()
-    """langgraph's Interrupt objects, with what was asked."""
+    """It waits for a human, and nobody answers for one."""
+    interrupts: tuple[Interrupt, ...] = ()
+    """What was asked last."""
     unreadable_answer: bool = False
     """The error says that the model's own answer doesn't fit the form the graph asked for."""
     refused_arguments: bool = False
     """The error says that a tool's arguments don't fit its schema; whose arguments they were it doesn't say."""
+
+
+Answer = Callable[[Sequence[Interrupt], Any], Mapping[str, Any]]
+"""All that is asked, and the last streamed state, become interrupt id to the value to resume with, or an awaitable of
+it. Nothing is asked at a breakpoint."""
 
 
 class _LastState:
@@ -59,7 +67,8 @@ class _LastState:
 
     def __init__(self) -> None:
         self.state: Any = None
-        self.interrupts: tuple[Any, ...] | None = None
+        self.interrupts: tuple[Interrupt, ...] | None = None
+        """None: it is not interrupted. Empty: at a breakpoint, where nothing is asked."""
 
     def take(self, chunk: Any) -> None:
         if isinstance(chunk, Mapping) and _INTERRUPT in chunk:
@@ -91,44 +100,73 @@ def run_graph(
     context: Any = None,
     callbacks: Sequence[BaseCallbackHandler] = (),
     configurable: Mapping[str, Any] | None = None,
+    answer: Answer | None = None,
     loop: asyncio.AbstractEventLoop | None = None,
 ) -> GraphEnding:
-    """Run a graph once, on this thread.
+    """Run a graph on this thread until it ends.
 
     Args:
-        input: the graph's input, or a Command that resumes an interrupted thread.
+        input: the graph's input.
         route: answers its model calls. None: the user's own models do.
-        recursion_limit: supersteps.
+        recursion_limit: supersteps, counted anew after each interrupt.
         thread_id: LangGraph's thread; unique per rollout.
         configurable: further keys of the config's `configurable`.
-        loop: of this thread, not running, from `rollout_loop`; for graphs that are async only. None: one is made.
+        answer: answers for the human, called under `outside_rollouts`; it ends a graph that is interrupted for ever by
+            raising. None: the first interrupt ends the run.
+        loop: for graphs that are async only and for async answers: from `rollout_loop` on this thread and not running,
+            or running on another thread. None: one is made.
     """
     config: RunnableConfig = {
         "callbacks": list(callbacks),
         "recursion_limit": recursion_limit,
         "configurable": {**_NO_CACHE, **(configurable or {}), "thread_id": thread_id},
     }
-    graph = runnable.graph_for(thread_id, input)
     options: dict[str, Any] = {"context": context, "stream_mode": "values"}
-    if runnable.keeps_checkpoints:
-        options["durability"] = "exit"
+    graph = runnable.graph
+    if runnable.keeps_checkpoints or answer is not None:
+        graph, options["durability"] = runnable.with_checkpoints(), "exit"
     last = _LastState()
-    error: BaseException | None = None
     try:
-        with use_route(route) if route is not None else outside_rollouts():
-            if runnable.async_only:
-                _run_on_loop(loop, _consume(graph, input, config, options, last))
-            else:
-                for chunk in graph.stream(input, config, **options):
-                    last.take(chunk)
+        with rollout_loop() if runnable.async_only and loop is None else nullcontext(loop) as loop:
+            while True:
+                with use_route(route) if route is not None else outside_rollouts():
+                    _stream(graph, runnable.async_only, loop, input, config, options, last)
+                if answer is None or last.interrupts is None:
+                    break
+                with outside_rollouts():
+                    input = _resumption(last, answer, loop)
     except KeyboardInterrupt:
         raise
-    except BaseException as raised:
-        error = raised
-    ending = last.ending(error)
-    if ending.interrupted:
-        runnable.keep_for_resume(thread_id, graph)
-    return ending
+    except BaseException as error:
+        return last.ending(error)
+    return last.ending(None)
+
+
+def _stream(
+    graph: Any,
+    async_only: bool,
+    loop: asyncio.AbstractEventLoop | None,
+    input: Any,
+    config: RunnableConfig,
+    options: dict[str, Any],
+    last: _LastState,
+) -> None:
+    """Run a graph to its end or next interrupt."""
+    last.interrupts = None
+    if async_only:
+        _run_on(loop, _consume(graph, input, config, options, last))
+        return
+    for chunk in graph.stream(input, config, **options):
+        last.take(chunk)
+
+
+def _resumption(last: _LastState, answer: Answer, loop: asyncio.AbstractEventLoop | None) -> Command[Any] | None:
+    """The input that goes on: each answer by its interrupt's id. None: goes on from a breakpoint."""
+    answers = {
+        interrupt_id: _run_on(loop, _awaited(said)) if inspect.isawaitable(said) else said
+        for interrupt_id, said in answer(last.interrupts or (), last.state).items()
+    }
+    return Command(resume=answers) if answers else None
 
 
 @contextmanager
@@ -169,18 +207,24 @@ async def _consume(graph: Any, input: Any, config: RunnableConfig, options: dict
             last.take(chunk)
 
 
-def _run_on_loop(loop: asyncio.AbstractEventLoop | None, run: Coroutine[Any, Any, None]) -> None:
+async def _awaited(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable
+
+
+def _run_on(loop: asyncio.AbstractEventLoop | None, run: Coroutine[Any, Any, Any]) -> Any:
+    """What a coroutine gives: on a loop of its own, on one of this thread, or on one that runs on another thread."""
     if loop is None:
         with rollout_loop() as own:
-            _run_on_loop(own, run)
-        return
+            return _run_on(own, run)
+    if loop.is_running():
+        return asyncio.run_coroutine_threadsafe(run, loop).result()
     try:
-        loop.run_until_complete(run)
+        return loop.run_until_complete(run)
     finally:
-        _cancel_leftovers(loop)
+        cancel_leftovers(loop)
 
 
-def _cancel_leftovers(loop: asyncio.AbstractEventLoop) -> None:
+def cancel_leftovers(loop: asyncio.AbstractEventLoop) -> None:
     """End the tasks that a graph left running, so that they can't call on into the next rollout."""
     left = asyncio.all_tasks(loop)
     for task in left:

@@ -14,7 +14,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.language_models.chat_models import BaseChatModel
@@ -23,7 +23,6 @@ from langchain_core.tools import BaseTool, StructuredTool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import StateGraph
 from langgraph.pregel import Pregel
-from langgraph.types import Command
 
 from agenttrain.errors import AgenttrainError, GraphError
 from agenttrain.graph.intercept import outside_rollouts
@@ -44,8 +43,8 @@ class RunnableGraph:
     """Some node, tool or middleware has no sync function, so the graph must be run by an event loop."""
     keeps_checkpoints: bool
     """The user's graph had a LangGraph checkpointer; each rollout gets a fresh one in memory."""
-    _savers: dict[str, InMemorySaver] = field(default_factory=dict)
-    """By thread id, of interrupted rollouts that may be resumed."""
+    input_keys: tuple[str, ...] = ()
+    """Keys of the input. Empty: LangGraph knows none."""
 
     @property
     def node_names(self) -> tuple[str, ...]:
@@ -69,18 +68,9 @@ class RunnableGraph:
             return None
         return _schema(self.graph.get_context_jsonschema) or {}
 
-    def graph_for(self, thread_id: str, input: Any) -> Any:
-        """The graph for one rollout; a Command goes on with the checkpointer that this thread left."""
-        if not self.keeps_checkpoints:
-            return self.graph
-        kept = self._savers.pop(thread_id, None)
-        saver = kept if kept is not None and isinstance(input, Command) else InMemorySaver()
-        return self.graph.copy(update={"checkpointer": saver})
-
-    def keep_for_resume(self, thread_id: str, graph: Any) -> None:
-        """The rollout was interrupted: what it saved is needed once more."""
-        if self.keeps_checkpoints:
-            self._savers[thread_id] = graph.checkpointer
+    def with_checkpoints(self) -> Any:
+        """The graph for one rollout, with a fresh LangGraph checkpointer in memory."""
+        return self.graph.copy(update={"checkpointer": InMemorySaver()})
 
 
 @contextmanager
@@ -110,6 +100,7 @@ def _runnable(graph: Any, name: str) -> RunnableGraph:
         name=name,
         async_only=is_async_only(graph),
         keeps_checkpoints=bool(graph.checkpointer),
+        input_keys=tuple((_schema(graph.get_input_jsonschema) or {}).get("properties", ())),
     )
 
 

@@ -6,6 +6,7 @@ time limit or a wrong result is a RewardError that names the verifier, never a s
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import math
@@ -18,8 +19,9 @@ from agenttrain.errors import PolicyFailure, RewardError, RolloutStop
 from agenttrain.records import Reward, RewardPart, Task
 from agenttrain.reward.time_limit import OutOfTime, Raised, in_time
 
-ARGUMENTS = ("task", "state", "inputs", "outputs", "reference_outputs", "reference")
-"""The names a verifier may ask for; the later ones are LangSmith's, for input, last state and reference."""
+ARGUMENTS = ("task", "state", "context", "inputs", "outputs", "reference_outputs", "reference")
+"""The names a verifier may ask for; `context` is what the graph had as its runtime context, and the later ones are
+LangSmith's, for input, last state and reference."""
 SUCCESS_SUFFIX = ".success"
 """A verifier that decides success itself leaves a second part under its name and this, of weight 0 and score 0 or 1."""
 
@@ -38,7 +40,16 @@ class VerifierPolicyFailure(PolicyFailure):
         return (type(self), (str(self), self.reward))
 
 
-def score(verifiers: Verifiers, *, task: Task, state: Any, timeout_s: float | None, unfinished: float = 0.0) -> Reward:
+def score(
+    verifiers: Verifiers,
+    *,
+    task: Task,
+    state: Any,
+    timeout_s: float | None,
+    unfinished: float = 0.0,
+    context: Any = None,
+    loop: asyncio.AbstractEventLoop | None = None,
+) -> Reward:
     """The weighted sum of what the verifiers say, with its parts.
 
     Args:
@@ -48,6 +59,8 @@ def score(verifiers: Verifiers, *, task: Task, state: Any, timeout_s: float | No
         state: the graph's last state.
         timeout_s: seconds each verifier may take. None: no limit.
         unfinished: added where the rollout was cut.
+        context: the graph's runtime context. None: it had none.
+        loop: running on another thread; async verifiers run there. None: each on a loop of its own.
 
     Raises:
         RewardError: a verifier raised, ran past its time, or answered with something that is no finite number.
@@ -55,11 +68,12 @@ def score(verifiers: Verifiers, *, task: Task, state: Any, timeout_s: float | No
     """
     if not verifiers:
         raise RewardError(f"Task {task.id!r} can't be scored: there is no verifier. Add verifier=… to @trainable.")
+    values = _values(task, state, context)
     parts: list[RewardPart] = []
     failure: PolicyFailure | None = None
     for name, (verifier, weight) in verifiers.items():
         try:
-            parts += _parts(name, weight, _answer(name, verifier, task, state, timeout_s))
+            parts += _parts(name, weight, _answer(name, verifier, values, timeout_s, loop))
         except PolicyFailure as raised:
             failure = failure or raised
             parts.append(RewardPart(name=name, score=0.0, weight=weight, comment=f"PolicyFailure: {raised}"))
@@ -164,21 +178,32 @@ def _bound(name: str, verifier: Callable[..., Any]) -> Binding:
     return binding
 
 
-def _answer(name: str, verifier: Callable[..., Any], task: Task, state: Any, timeout_s: float | None) -> Any:
-    """What a verifier answers in its time; anything but PolicyFailure is attributed to it by name."""
-    binding = _bound(name, verifier)
-    values = {
+def _values(task: Task, state: Any, context: Any) -> dict[str, Any]:
+    """What a verifier may ask for, by name."""
+    return {
         "task": task,
         "state": state,
+        "context": context,
         "inputs": task.input,
         "outputs": state,
         "reference_outputs": task.reference,
         "reference": task.reference,
     }
+
+
+def _answer(
+    name: str,
+    verifier: Callable[..., Any],
+    values: Mapping[str, Any],
+    timeout_s: float | None,
+    loop: asyncio.AbstractEventLoop | None,
+) -> Any:
+    """What a verifier answers in its time; anything but PolicyFailure is attributed to it by name."""
+    binding, task = _bound(name, verifier), values["task"]
     args = [values[key] for key in binding.by_position]
     call = functools.partial(verifier, *args, **{key: values[key] for key in binding.by_keyword})
     try:
-        return in_time(call, timeout_s)
+        return in_time(call, timeout_s, loop=loop)
     except (PolicyFailure, RolloutStop):
         raise
     except OutOfTime:

@@ -32,18 +32,21 @@ class Raised(Exception):
 
 
 _Outcome = tuple[Literal["returned", "raised"], Any]
-_Job = tuple[contextvars.Context, Callable[[], Any], "SimpleQueue[_Outcome]"]
+_Job = tuple[contextvars.Context, Callable[[], Any], asyncio.AbstractEventLoop | None, "SimpleQueue[_Outcome]"]
 
 
-def in_time(call: Callable[[], Any], timeout_s: float | None) -> Any:
-    """What a call returns, made on a worker in a copy of the caller's context; an awaitable is awaited there.
+def in_time(call: Callable[[], Any], timeout_s: float | None, *, loop: asyncio.AbstractEventLoop | None = None) -> Any:
+    """What a call returns, made on a worker in a copy of the caller's context.
+
+    Args:
+        loop: running on another thread; an awaitable is awaited there. None: on the worker.
 
     Raises:
         OutOfTime: it took more than `timeout_s` seconds (None: no limit), and goes on unheard.
         Raised: it raised; PolicyFailure and RolloutStop come as they are.
     """
     outcome: SimpleQueue[_Outcome] = SimpleQueue()
-    _worker().jobs.put((contextvars.copy_context(), call, outcome))
+    _worker().jobs.put((contextvars.copy_context(), call, loop, outcome))
     try:
         how, value = outcome.get(timeout=timeout_s)
     except Empty:
@@ -65,21 +68,27 @@ class _Worker(threading.Thread):
 
     def run(self) -> None:
         while True:
-            context, call, outcome = self.jobs.get()
-            answer = self._outcome(context, call)
-            del context, call
+            context, call, loop, outcome = self.jobs.get()
+            answer = self._outcome(context, call, loop)
+            del context, call, loop
             _idle.append(self)  # before the answer, so that whoever waits for it finds this worker free
             outcome.put(answer)
             del answer, outcome
 
-    def _outcome(self, context: contextvars.Context, call: Callable[[], Any]) -> _Outcome:
+    def _outcome(
+        self, context: contextvars.Context, call: Callable[[], Any], loop: asyncio.AbstractEventLoop | None
+    ) -> _Outcome:
         try:
             result = context.run(call)
-            return "returned", self._awaited(result, context) if inspect.isawaitable(result) else result
+            return "returned", self._awaited(result, context, loop) if inspect.isawaitable(result) else result
         except BaseException as error:  # whatever a verifier raises is its own, SystemExit too
             return "raised", error
 
-    def _awaited(self, result: Awaitable[Any], context: contextvars.Context) -> Any:
+    def _awaited(
+        self, result: Awaitable[Any], context: contextvars.Context, loop: asyncio.AbstractEventLoop | None
+    ) -> Any:
+        if loop is not None:
+            return context.run(asyncio.run_coroutine_threadsafe, _await(result), loop).result()
         if self._loop is None:
             self._loop = asyncio.Runner()
         return self._loop.run(_await(result), context=context)
