@@ -257,7 +257,7 @@ def test_threads_share_one_adapter(model_folder: Folder) -> None:
     found = []
     for n_workers in (1, 2):
         with opened(model_folder("qwen3"), steps=2, deterministic=True) as trainer:
-            trainer._learner._n_workers = n_workers
+            trainer._learner._passes.n_workers = n_workers
             done = list(trainer.steps())
             found.append([step.metrics["grad_norm"] for step in done])
     assert found[0] == pytest.approx(found[1], rel=1e-4)
