@@ -115,7 +115,7 @@ builder.add_edge("tools", "agent")
 
 def answered(task: Task, state: dict) -> float:
     """1 when the agent's last message is exactly the answer, else 0."""
-    last = state["messages"][-1]
+    last = state["messages"][-1] if state.get("messages") else None
     return float(isinstance(last, AIMessage) and last.text == f"The answer is {task.reference}.")
 
 

@@ -1,0 +1,1 @@
+"""A complete plugin for agenttrain; start reading in `plugin`."""
