@@ -115,7 +115,7 @@ def test_an_unknown_key_is_an_error_with_a_suggestion(tables: dict[str, Any], na
 def test_an_unknown_key_like_no_other_lists_the_known_ones() -> None:
     """Without a close name the keys of that table are listed, and no key that would be refused."""
     assert refusal(("--set", {"run": {"zzzz": 1}})) == (
-        "'run.zzzz' in --set is no key of the configuration. Known here: run.deterministic."
+        "'run.zzzz' in --set is no key of the configuration. Known here: run.deterministic, run.memory_mib."
     )
     assert "'plugins'" not in refusal(("--set", {"plugin": {"a": 1}}))
 

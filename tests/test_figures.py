@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from agenttrain.figures import evaluation_seconds, replaced_model
+from agenttrain.figures import UNDONE, replaced_model, undone, wall_seconds
 from agenttrain.records import CallSite, Rollout, Turn
 
 
@@ -23,8 +24,8 @@ class View:
 
 def rollout(phase: Any, start: float, end: float, life: int = 0) -> Rollout:
     return Rollout(
-        id=f"{phase}-{start}", task_id="t", phase=phase, step=0, sibling=0, attempt=0, life=life, status="completed",
-        started_at=start, ended_at=end,
+        id=f"{phase}-{start}" + (f"-r{life}" if life else ""), task_id="t", phase=phase, step=0, sibling=0, attempt=0,
+        life=life, status="completed", started_at=start, ended_at=end,
     )  # fmt: skip
 
 
@@ -33,16 +34,20 @@ def turn(role: Any, model: str) -> Turn:
     return Turn(id=model, rollout_id="r", index=0, role=role, role_reason="", site=site)
 
 
-def test_the_time_between_two_lives_is_no_evaluation() -> None:
-    """Baseline 0 to 3 in the first life, held-out 4 to 6, and again 1000 to 1002 after a resume."""
-    view = View(
-        (rollout("baseline", 0.0, 2.0), ()),
-        (rollout("baseline", 1.0, 3.0), ()),
-        (rollout("train", 3.0, 4.0), ()),
-        (rollout("held_out", 4.0, 6.0), ()),
-        (rollout("held_out", 1000.0, 1002.0, life=1), ()),
-    )
-    assert evaluation_seconds(view) == 3.0 + 2.0 + 2.0  # type: ignore[arg-type]
+def test_the_time_of_a_run_is_that_of_all_its_lives() -> None:
+    """Also of what a life did in vain; rollouts and training are those of the steps that count."""
+    rows = [{"rollout_s": 2.0, "train_s": 1.0, "sync_s": 0.5}, {"rollout_s": 3.0}]
+    lives = [{"wall_s": 10.0, "evaluate_s": 2.0}, {"wall_s": 7.0, "evaluate_s": 0.0}]
+    assert wall_seconds(rows, lives) == {"total": 17.0, "evaluate": 2.0, "rollout": 5.0, "train": 1.0, "sync": 0.5}
+
+
+def test_rollouts_of_a_step_that_was_made_again_say_why_they_are_not_trained() -> None:
+    """And those of a step that no life ended; one that a later life kept is told by the step's own reasons."""
+    made = [
+        replace(rollout("train", float(step), 9.0, life), step=step) for step, life in ((1, 0), (2, 0), (2, 1), (3, 0))
+    ]
+    rows = [{"step": 1, "life": 0}, {"step": 2, "life": 1}]
+    assert undone([*made, rollout("baseline", 5.0, 6.0)], rows) == {"train-2.0": UNDONE, "train-3.0": UNDONE}
 
 
 def test_the_policy_replaces_the_model_of_the_calls_that_are_trained() -> None:

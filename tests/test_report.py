@@ -87,6 +87,7 @@ def report_of(**changes: Any) -> dict[str, Any]:
         "wall_s": {"total": 100.00049, "rollout": 60.0, "train": 25.0, "evaluate": 10.0, "sync": 1.5},
         "cpu_hours": 0.05,
         "gpu_hours": 0.0,
+        "lives": 1,
         "alarms": [{"code": "all_succeed", "severity": "note", "step": 2, "message": "Every rollout succeeded."}],
     }
     return fit_report(FACTS, **{**given, **changes})
@@ -281,6 +282,12 @@ def test_a_users_text_stays_in_its_cell() -> None:
     base = {**evaluation(successes=1), "by_slice": sliced}
     after = {**evaluation(successes=1), "by_slice": sliced}
     assert "| kind = a\\|b c | 1 | 0.500 | 0.500 |" in fit_text(report_of(baseline=base, trained=after))
+
+
+def test_a_run_that_was_resumed_says_so() -> None:
+    """In the line that says how it was trained, and only there."""
+    assert "400 training tasks, in 3 lives: the run was stopped and resumed" in fit_text(report_of(lives=3))
+    assert "lives" not in fit_text(report_of())
 
 
 def test_a_report_without_slices_has_no_table_of_them() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from agenttrain.memory import Growth
 from agenttrain.records import RolloutResult, StepResult
 from agenttrain.reward.status import may_train
 
@@ -91,6 +92,32 @@ def evaluation_alarms(results: Sequence[RolloutResult]) -> list[Alarm]:
         severity: Literal["note", "loud"] = "loud" if len(lost) > ENVIRONMENT_FAILURE_SHARE * len(results) else "note"
         found.append(Alarm(code="evaluation_incomplete", severity=severity, step=0, message=text))
     return found
+
+
+def memory_alarms(growth: Growth | None, step: int, *, steps_to_go: int) -> list[Alarm]:
+    """That memory grows from step to step; loud when there will not be enough of it for the steps to go."""
+    if growth is None:
+        return []
+    text = f"Memory grows: {growth.mib:,.0f} MiB over the last steps, {growth.mib_per_rollout:.2f} MiB a rollout. "
+    text += "Does the graph keep what it should let go?"
+    if growth.steps_left < steps_to_go:
+        text += f" At this rate it lasts for {growth.steps_left:.0f} of the {steps_to_go} steps to go."
+        return [_loud("memory_grows", step, text)]
+    return [Alarm(code="memory_grows", severity="note", step=step, message=text)]
+
+
+def resume_alarms(faults: Sequence[str], step: int) -> list[Alarm]:
+    """What was wrong with checkpoints newer than the one that a run goes on from."""
+    return [
+        Alarm(
+            code="checkpoint_damaged",
+            severity="note",
+            step=step,
+            message=f"{fault} That checkpoint was moved aside; the run went on from step {step}, and made again what "
+            "came after it.",
+        )
+        for fault in faults
+    ]
 
 
 def plugin_alarms(observer_errors: Mapping[tuple[str, str], str]) -> list[Alarm]:

@@ -118,6 +118,8 @@ class CheckpointTable(Table):
 
 class RunTable(Table):
     deterministic: bool = False
+    memory_mib: int | None = Field(None, ge=1)
+    """Memory of this process at which it saves and stops. None: when the machine or its container has little left."""
 
 
 class RendererTable(Table):

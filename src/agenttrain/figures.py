@@ -18,6 +18,7 @@ from agenttrain.trajectory.prefix_breaks import prefix_breaks
 
 LOOKED_AT = 50
 """Rollouts in which a trained call is sought."""
+UNDONE = "sampled from weights that were lost when the run stopped"
 
 
 def rollout_metrics(results: Sequence[RolloutResult]) -> dict[str, float]:
@@ -52,29 +53,28 @@ def left_out(rollouts: Sequence[Rollout]) -> dict[str, str]:
     return kept_out | {r.id: r.cause for r in rollouts if r.cause.startswith(NOT_ADMITTED)}
 
 
-def wall_seconds(rows: Sequence[Mapping[str, Any]], view: StoreView, this_life: float, life: int) -> dict[str, float]:
-    """Seconds by what was done; `total` counts the earlier lives of a resumed run by their steps."""
-    earlier = sum(row["wall_s"] for row in rows if row["life"] < life)
+def undone(rollouts: Sequence[Rollout], rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Rollout id to why it is not trained, of those made for a step that a later life made again, or no life ended."""
+    lives = {row["step"]: row["life"] for row in rows}
+    of_training = [rollout for rollout in rollouts if rollout.phase == "train"]
+    return {r.id: UNDONE for r in of_training if r.step not in lives or r.life < lives[r.step]}
+
+
+def wall_seconds(rows: Sequence[Mapping[str, Any]], lives: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Seconds by what was done: `total` and `evaluate` of all lives, the others of the steps that count."""
     sums = {key: sum(row.get(f"{key}_s", 0.0) for row in rows) for key in ("rollout", "train", "sync")}
-    return {"total": this_life + earlier, "evaluate": evaluation_seconds(view), **sums}
+    return {
+        "total": sum(life["wall_s"] for life in lives),
+        "evaluate": sum(life["evaluate_s"] for life in lives),
+        **sums,
+    }
 
 
-def evaluation_seconds(view: StoreView) -> float:
-    """From the first rollout's start to the last one's end, of each evaluation in each life of the run."""
-    spans: dict[tuple[str, int], tuple[float, float]] = {}
-    for rollout in view.rollouts():
-        if rollout.phase in ("baseline", "held_out"):
-            key = (rollout.phase, rollout.life)
-            start, end = spans.get(key, (rollout.started_at, rollout.ended_at))
-            spans[key] = (min(start, rollout.started_at), max(end, rollout.ended_at))
-    return sum(end - start for start, end in spans.values())
-
-
-def cpu_hours(engine_stats: Mapping[str, float]) -> float:
-    """CPU time of this process, its ended children, and an engine in a process of its own, in hours."""
+def cpu_seconds(engine_stats: Mapping[str, float]) -> float:
+    """CPU time of this process, its ended children, and an engine in a process of its own."""
     times = os.times()
     mine = times.user + times.system + times.children_user + times.children_system
-    return (mine + engine_stats.get("cpu_s", 0.0)) / 3600
+    return mine + engine_stats.get("cpu_s", 0.0)
 
 
 def replaced_model(view: StoreView) -> str:

@@ -8,7 +8,6 @@ trainer owns the engines that serve it, and evaluates on them.
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import threading
 import time
@@ -16,23 +15,36 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
 from agenttrain import telemetry
-from agenttrain.alarms import Alarm, evaluation_alarms, plugin_alarms, step_alarms, verifier_alarms
+from agenttrain.alarms import (
+    Alarm,
+    evaluation_alarms,
+    memory_alarms,
+    plugin_alarms,
+    resume_alarms,
+    step_alarms,
+    verifier_alarms,
+)
 from agenttrain.capture.store import SqliteStore, StoreView, read_store
-from agenttrain.errors import EngineError, PluginError, RoleError, RunError, TrainerError
+from agenttrain.checkpoint_folder import Checkpoint, write_checkpoint
+from agenttrain.disk import disk_trouble, empty_folder, replace_folder
+from agenttrain.earlier_lives import KeptRollouts, describe_unfinished, kept_rollouts, newest_whole
+from agenttrain.errors import AgenttrainError, EngineError, PluginError, RoleError, RunError, TrainerError
 from agenttrain.figures import (
-    cpu_hours,
+    cpu_seconds,
     dropped_by_step,
     left_out,
     replaced_model,
     rollout_metrics,
     token_table,
+    undone,
     wall_seconds,
 )
+from agenttrain.life import LifeAccount
+from agenttrain.memory import MIB, MemoryWatch
 from agenttrain.pool import RolloutPool
 from agenttrain.prepare import Job, n_parameters, provenance
 from agenttrain.promotion.compare import Outcome, paired_difference, strict_values
@@ -73,6 +85,10 @@ class StoppedByAlarm(RunStopped):
     """The same, at a loud alarm with `stop_on_alarm`."""
 
 
+class StoppedByMemory(RunStopped):
+    """The same, before the kernel ends the process for its memory."""
+
+
 @dataclass(slots=True)
 class Fit:
     """One run under way."""
@@ -84,29 +100,41 @@ class Fit:
     store: SqliteStore
     runner: Runner
     pool: RolloutPool
+    memory: MemoryWatch
+    kept: KeptRollouts
     life: int
     """How often the run has been started: 0, then one more per resume."""
+    resumed_from: Checkpoint | None = None
     trainer: Trainer = field(init=False)
+    account: LifeAccount = field(init=False)
+    first_version: int = 0
+    """Of the weights that this life began to train."""
     step_rollouts: list[RolloutResult] = field(default_factory=list)
     """Results of the training step under way, every attempt."""
     evaluation_alarms: list[Alarm] = field(default_factory=list)
 
-    def report(self, resume_from: tuple[int, Path] | None) -> dict[str, Any]:
-        """Do the whole run; the report is written when this returns."""
-        started = time.perf_counter()
+    def report(self, notes: Sequence[Alarm] = ()) -> dict[str, Any]:
+        """Do the whole run; the report is written when this returns.
+
+        Args:
+            notes: what going on with the run gave reason to say.
+        """
+        began = time.monotonic()
         self.trainer = self._open_trainer()
+        self.account = LifeAccount(self.run, self.life, self.trainer.engine_stats, began, list(notes))
         try:
             with self._saved_when_stopped():
-                baseline = self._evaluated("baseline") or self._evaluate("baseline")
+                baseline = self._evaluate("baseline")
             self._refuse_unmatched_selectors()
-            if resume_from is not None:
-                self.trainer.restore(resume_from[1])
+            if self.resumed_from is not None:
+                self.trainer.restore(self.resumed_from.folder)
+            self.first_version = self.trainer.weight_version
             with telemetry.phase_span("train"):
                 self._train(baseline)
             with self._saved_when_stopped():
                 trained = self._evaluate("held_out")
             self._export()
-            return self._write_report(baseline, trained, time.perf_counter() - started)
+            return self._write_report(baseline, trained)
         finally:
             self.trainer.close()
 
@@ -148,25 +176,53 @@ class Fit:
         """What a trainer calls: the pool, with every attempt noted for the step's figures."""
 
         def noted(result: RolloutResult) -> None:
-            self.step_rollouts.append(result)
-            self.watcher.rollout_done(result)
+            self._note(result)
+            self.account.write_when_due()
             if on_done is not None:
                 on_done(result)
 
         try:
-            return rolled_out(self.pool, engine, [replace(request, life=self.life) for request in requests], noted)
+            return self._completed(requests, lambda still: rolled_out(self.pool, engine, still, noted))
         except EngineError as error:
             raise EngineError(f"{error} Checkpoints stand: agenttrain fit --resume {self.run.id}.") from error
+
+    def _note(self, result: RolloutResult) -> None:
+        self.step_rollouts.append(result)
+        self.watcher.rollout_done(result)
+
+    def _completed(
+        self, requests: Sequence[RolloutRequest], make: Callable[[list[RolloutRequest]], list[RolloutResult]]
+    ) -> list[RolloutResult]:
+        """The results in the order of the requests: from the store where an earlier life made them, else made."""
+        gone_on = self.kept.go_on(requests, self._is_of_these_weights)
+        for result in gone_on.earlier:
+            self._note(result)
+        still = [replace(request, life=self.life) for request in gone_on.open.values()]
+        return gone_on.completed(make(still) if still else [])
+
+    def _is_of_these_weights(self, result: RolloutResult) -> bool:
+        """Whether a rollout of an earlier life was sampled from the weights of now, and not from some that were lost.
+
+        The base's weights are the same in every life. Those of a checkpoint came with the life that wrote it, and
+        are these until this life publishes others.
+        """
+        version = self.trainer.weight_version
+        of_version = all(seen == version for turn in result.turns for seen in turn.weight_versions)
+        if result.rollout.phase == "baseline":
+            return of_version
+        since = self.resumed_from.life if self.resumed_from is not None else 0
+        return of_version and version == self.first_version and result.rollout.life >= since
 
     def _evaluate(self, phase: Phase) -> dict[str, Any]:
         """Greedy, unless set: the held-out tasks at the weights of now."""
         config, tasks = self.job.config, self.job.held_out
         requests = evaluation_requests(tasks, phase, config.eval.repeats, config.eval.temperature, config.seed)
         self.watcher.began(phase, len(requests))
-        with telemetry.phase_span(phase):
-            results = self.trainer.evaluate(requests, None)
+        with self.account.evaluating(), telemetry.phase_span(phase):
+            results = self._completed(requests, lambda still: self.trainer.evaluate(still, None))
         self.step_rollouts.clear()
         self.store.flush()
+        self.account.write()
         summary = self._summary([result.rollout for result in results])
         self.watcher.ended(phase, summary)
         if phase == "baseline":
@@ -175,15 +231,6 @@ class Fit:
             self.evaluation_alarms.append(alarm)
             self.watcher.alarm(alarm)
         return summary
-
-    def _evaluated(self, phase: Phase) -> dict[str, Any] | None:
-        """The evaluation as it stands in the store, when an earlier life of this run finished it."""
-        if self.life == 0:
-            return None
-        rollouts = last_attempts(r for r in read_store(self.run.rollouts).rollouts() if r.phase == phase)
-        whole = len(rollouts) == len(self.job.held_out) * self.job.config.eval.repeats
-        ended = all(rollout.status != "aborted" for rollout in rollouts)
-        return self._summary(rollouts) if whole and ended else None
 
     def _summary(self, rollouts: Sequence[Any]) -> dict[str, Any]:
         config = self.job.config
@@ -218,9 +265,11 @@ class Fit:
         self.store.put_trained(step.step, self.life, step.samples, advantages=step.advantages, staleness=ages)
         self.store.flush()
         metrics = rollout_metrics(self.step_rollouts) | {**step.metrics, **staleness_metrics(ages), "wall_s": wall_s}
+        left = self.job.config.trainer.steps - step.step
         merged = replace(step, metrics=metrics)
         alarms = step_alarms(merged, baseline_tool_calls=baseline["tool_calls"])
         alarms += verifier_alarms(self.step_rollouts, step.step)
+        alarms += memory_alarms(self.memory.after_step(len(self.step_rollouts)), step.step, steps_to_go=left)
         row = {
             "step": step.step,
             "weight_version": step.weight_version,
@@ -233,7 +282,7 @@ class Fit:
         self.run.append_metrics(row)
         telemetry.update_spans(step.step, step.weight_version, trained_by_group(step, self.step_rollouts), metrics)
         self.job.plugins.observe("agenttrain_update_done", step_result=merged)
-        left = self.job.config.trainer.steps - step.step
+        self.account.write()
         self.watcher.step_done(row, self.job.config.trainer.steps, left * self._mean_wall_s())
         for alarm in alarms:
             self.watcher.alarm(alarm)
@@ -244,39 +293,38 @@ class Fit:
         return sum(walls) / len(walls)
 
     def _save(self, step: int) -> None:
-        """A checkpoint is whole or not there: written aside, then renamed."""
         target = self.run.checkpoints / f"step-{step:05d}"
-        aside = target.with_name(f".{target.name}.part")
-        with self._written(f"The checkpoint of step {step}", aside):
-            (aside / target.name).mkdir(parents=True)
-            self.trainer.save(aside / target.name)
-            shutil.rmtree(target, ignore_errors=True)
-            (aside / target.name).rename(target)
+        with self._written(f"The checkpoint of step {step}"):
+            write_checkpoint(target, step=step, life=self.life, save=self.trainer.save)
         self.run.prune_checkpoints(self.job.config.checkpoint.keep)
         self.job.plugins.observe("agenttrain_checkpoint_written", step=step, folder=target)
 
     @contextmanager
-    def _written(self, what: str, aside: Path) -> Iterator[None]:
-        """Give a trainer an empty place to write to, which goes when the block ends.
+    def _written(self, what: str) -> Iterator[None]:
+        """Around a trainer's writing: a disk that refuses is told from a fault of the trainer.
 
         Raises:
-            RunError: it could not be written; what libraries raise on a full disk is no OSError always.
+            RunError: the disk refuses.
+            TrainerError: the trainer raised something else.
         """
-        shutil.rmtree(aside, ignore_errors=True)
         try:
             yield
+        except AgenttrainError:
+            raise
         except Exception as error:
-            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            raise RunError(
-                f"{what} can't be written: {why}. What was written before is whole: make room, then "
-                f"agenttrain fit --resume {self.run.id}."
+            why, resume = disk_trouble(error), f"agenttrain fit --resume {self.run.id}."
+            if why is not None:
+                raise RunError(
+                    f"{what} can't be written: {why}. What was written before is whole: make room, then {resume}"
+                ) from error
+            raise TrainerError(
+                f"{what} can't be made: the {self.trainer.name} trainer raised {type(error).__name__}: {error}. What "
+                f"was written before is whole: mend the trainer, then {resume}"
             ) from error
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
 
     @contextmanager
     def _saved_when_stopped(self) -> Iterator[None]:
-        """Ctrl-C while rollouts are made: the weights of the last whole step are saved."""
+        """Ctrl-C, or too little memory, while rollouts are made: the weights of the last whole step are saved."""
         try:
             yield
         except KeyboardInterrupt:
@@ -285,40 +333,46 @@ class Fit:
             self.store.flush()
             if step not in [known for known, _ in self.run.checkpoint_folders()]:
                 self._save(step)
+            self.account.write()
+            trouble = self.memory.trouble()
+            if trouble is not None:
+                raise StoppedByMemory(self.run.id, trouble) from None
             raise RunStopped(self.run.id, "stopped by Ctrl-C") from None
 
     def _export(self) -> None:
         """policy/: written aside and renamed, so that a folder of that name is whole."""
-        aside = self.run.path / ".policy.part"
-        with self._written(str(self.run.policy), aside):
+        with self._written(str(self.run.policy)), empty_folder(self.run.path / ".policy.part") as aside:
             self.trainer.export(aside)
-            shutil.rmtree(self.run.policy, ignore_errors=True)
-            aside.rename(self.run.policy)
+            replace_folder(aside, self.run.policy)
 
-    def _write_report(self, baseline: Mapping[str, Any], trained: Mapping[str, Any], wall_s: float) -> dict[str, Any]:
-        config, rows = self.job.config, self.run.metrics()
+    def _write_report(self, baseline: Mapping[str, Any], trained: Mapping[str, Any]) -> dict[str, Any]:
+        self.account.alarms += plugin_alarms(self.job.plugins.observer_errors)
+        self.account.write()
+        config, rows, lives = self.job.config, self.run.metrics(), self.run.lives()
         view = read_store(self.run.rollouts)
         difference = paired_difference(self._successes(view, "baseline"), self._successes(view, "held_out"))
-        stats = self.trainer.engine_stats()
+        made = view.rollouts()
+        reasons = undone(made, rows) | dropped_by_step(rows) | left_out(made)
         report = fit_report(
             self._facts(view),
             baseline=baseline,
             trained=trained,
             difference=difference,
-            tokens=token_table(view, rows, {**dropped_by_step(rows), **left_out(view.rollouts())}),
+            tokens=token_table(view, rows, reasons),
             steps=rows,
-            wall_s=wall_seconds(rows, view, wall_s, self.life),
-            cpu_hours=cpu_hours(stats),
-            gpu_hours=stats.get("gpus", 0.0) * wall_s / 3600,
-            alarms=[*(alarm for row in rows for alarm in row["alarms"]), *(a.as_dict() for a in self._alarms())],
+            wall_s=wall_seconds(rows, lives),
+            cpu_hours=sum(life["cpu_s"] for life in lives) / 3600,
+            gpu_hours=sum(life["gpu_s"] for life in lives) / 3600,
+            lives=len(lives),
+            alarms=[
+                *(alarm for row in rows for alarm in row["alarms"]),
+                *(alarm.as_dict() for alarm in self.evaluation_alarms),
+                *(alarm for life in lives for alarm in life["alarms"]),
+            ],
         )
         report["seeds"] = "per token" if config.engine.name == "local" else "per call, where the engine takes one"
         self.run.write_report(report, fit_text(report))
         return report
-
-    def _alarms(self) -> list[Alarm]:
-        """Those of no step."""
-        return self.evaluation_alarms + plugin_alarms(self.job.plugins.observer_errors)
 
     def _successes(self, view: StoreView, phase: Phase) -> Mapping[str, Sequence[float]]:
         """Task id to the strict success of each repeat; a place that failed to the end counts 0."""
@@ -336,6 +390,8 @@ class Fit:
             seed=job.config.seed,
             base=str(job.model),
             n_parameters=self.trainer.n_parameters,
+            n_trained_parameters=getattr(self.trainer, "n_trained_parameters", self.trainer.n_parameters),
+            adapter=getattr(self.trainer, "adapter", None),
             replaces=replaced_model(view),
             n_train=len(job.train),
             n_held_out=len(job.held_out),
@@ -357,15 +413,19 @@ def fit(
         RunStopped: Ctrl-C, or a loud alarm with `stop_on_alarm`; a checkpoint stands.
         AgenttrainError: what ended the run; earlier checkpoints stand.
     """
-    resume_from, life = None, 0
-    if resume:
-        resume_from = newest_checkpoint(run)
-        life = run.read_config()[1].get("life", 0) + 1
-        run.drop_metrics_after(resume_from[0] if resume_from else 0)
-        run.report_json.unlink(missing_ok=True)
-    run.write_config(job.config.model_dump(), {**provenance(job), "life": life})
-    span = telemetry.run_span("fit", run_id=run.id, graph=job.loaded.name, life=life)
-    with span, opened(job, run) as (store, runner, pool):
+    limit = job.config.run.memory_mib
+    memory = MemoryWatch(limit * MIB if limit is not None else None)
+    with run.held(), ExitStack() as stack:
+        checkpoint, life, notes = begun_again(run) if resume else (None, 0, [])
+        for alarm in notes:
+            watcher.alarm(alarm)
+        run.write_config(job.config.model_dump(), {**provenance(job), "life": life})
+        stack.enter_context(telemetry.run_span("fit", run_id=run.id, graph=job.loaded.name, life=life))
+        store, runner, pool = stack.enter_context(opened(job, run, must_stop=lambda: memory.trouble() is not None))
+        kept = KeptRollouts()
+        if resume:
+            describe_unfinished(read_store(run.rollouts), store)
+            kept = kept_rollouts(read_store(run.rollouts), checkpoint.step if checkpoint else 0)
         work = Fit(
             job=job,
             run=run,
@@ -374,9 +434,26 @@ def fit(
             store=store,
             runner=runner,
             pool=pool,
+            memory=memory,
+            kept=kept,
             life=life,
+            resumed_from=checkpoint,
         )
-        return work.report(resume_from)
+        return work.report(notes)
+
+
+def begun_again(run: RunFolder) -> tuple[Checkpoint | None, int, list[Alarm]]:
+    """Take a run back to its newest whole checkpoint: that, the number of the new life, and what there is to say.
+
+    Raises:
+        RunError: a file of the store is damaged, or no checkpoint is whole.
+    """
+    read_store(run.rollouts).refuse_damaged()
+    checkpoint, faults = newest_whole(run)
+    life = run.read_config()[1].get("life", 0) + 1
+    run.drop_metrics_after(checkpoint.step if checkpoint else 0)
+    run.report_json.unlink(missing_ok=True)
+    return checkpoint, life, resume_alarms(faults, checkpoint.step if checkpoint else 0)
 
 
 def evaluate(job: Job, run: RunFolder, *, watcher: Watcher) -> dict[str, Any]:
@@ -420,7 +497,7 @@ def evaluate(job: Job, run: RunFolder, *, watcher: Watcher) -> dict[str, Any]:
             facts,
             result=summary,
             wall_s=time.perf_counter() - started,
-            cpu_hours=cpu_hours(engine.stats() if engine is not None else {}),
+            cpu_hours=cpu_seconds(engine.stats() if engine is not None else {}) / 3600,
             alarms=[alarm.as_dict() for alarm in alarms],
         )
     run.write_report(report, eval_text(report))
@@ -471,8 +548,14 @@ def refuse_unmatched(runner: Runner) -> None:
 
 
 @contextmanager
-def opened(job: Job, run: RunFolder) -> Iterator[tuple[SqliteStore, Runner, RolloutPool]]:
-    """Store, gate and graph, and the pool: opened in this order, closed in the other."""
+def opened(
+    job: Job, run: RunFolder, *, must_stop: Callable[[], bool] = lambda: False
+) -> Iterator[tuple[SqliteStore, Runner, RolloutPool]]:
+    """Store, gate and graph, and the pool: opened in this order, closed in the other.
+
+    Args:
+        must_stop: asked while rollouts are made; True ends them as Ctrl-C does.
+    """
     config = job.config
     with ExitStack() as stack:
         store = SqliteStore(run.rollouts)
@@ -492,7 +575,7 @@ def opened(job: Job, run: RunFolder) -> Iterator[tuple[SqliteStore, Runner, Roll
             runner=runner,
             concurrency=config.engine.concurrency,
             seconds=config.limits.seconds,
-            should_stop=stop.is_set,
+            should_stop=lambda: stop.is_set() or must_stop(),
         )
         stack.callback(pool.close)
         yield store, runner, pool
@@ -539,9 +622,3 @@ def spec_of(job: Job, run: RunFolder) -> RolloutSpec:
         model=str(job.model),
         trace_context=telemetry.trace_context(),
     )
-
-
-def newest_checkpoint(run: RunFolder) -> tuple[int, Path] | None:
-    """(step, folder), or None when the run was stopped before its first one."""
-    folders = run.checkpoint_folders()
-    return folders[-1] if folders else None

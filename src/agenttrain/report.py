@@ -26,6 +26,10 @@ class RunFacts:
     replaces: str
     n_train: int
     n_held_out: int
+    n_trained_parameters: int | None = None
+    """None: nothing is trained."""
+    adapter: Mapping[str, Any] | None = None
+    """Settings of what is trained beside a frozen base. None: the model's own weights are."""
 
 
 def fit_report(
@@ -39,6 +43,7 @@ def fit_report(
     wall_s: Mapping[str, float],
     cpu_hours: float,
     gpu_hours: float,
+    lives: int,
     alarms: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """report.json of a fit."""
@@ -56,6 +61,7 @@ def fit_report(
         "wall_s": {key: round(value, 3) for key, value in wall_s.items()},
         "cost": {"cpu_hours": cpu_hours, "gpu_hours": gpu_hours, "per_success": per_success(trained)},
         "steps": len(steps),
+        "lives": lives,
         "alarms": [dict(alarm) for alarm in alarms],
     }
 
@@ -113,10 +119,11 @@ def fit_text(report: Mapping[str, Any]) -> str:
         "",
         *_slices(base["by_slice"], after["by_slice"]),
         "## How it was trained",
-        f"- policy: {report['model']['base']}, {report['model']['parameters']:,} parameters, "
+        f"- policy: {report['model']['base']}, {report['model']['parameters']:,} parameters"
+        f"{_trained(report['model'])}, "
         f"in place of {report['model']['replaces']}",
         f"- {report['steps']} steps by the {report['trainer']} trainer on the {report['engine']} engine, "
-        f"seed {report['seed']}, {report['tasks']['train']} training tasks",
+        f"seed {report['seed']}, {report['tasks']['train']} training tasks{_in_lives(report['lives'])}",
         f"- tokens sampled {tokens['sampled']:,} = trained {tokens['trained']:,} + frozen {tokens['frozen']:,} "
         f"+ dropped {tokens['dropped']:,}; drifted {tokens['drifted']}",
         *(f"  - dropped {count:,}: {cause}" for cause, count in sorted(tokens["dropped_by_cause"].items())),
@@ -177,9 +184,24 @@ def _head(facts: RunFacts) -> dict[str, Any]:
         "trainer": facts.trainer,
         "engine": facts.engine,
         "seed": facts.seed,
-        "model": {"base": facts.base, "parameters": facts.n_parameters, "replaces": facts.replaces},
+        "model": _model(facts),
         "tasks": {"train": facts.n_train, "held_out": facts.n_held_out},
     }
+
+
+def _model(facts: RunFacts) -> dict[str, Any]:
+    model = {"base": facts.base, "parameters": facts.n_parameters, "replaces": facts.replaces}
+    if facts.n_trained_parameters is None:
+        return model
+    adapter = dict(facts.adapter) if facts.adapter is not None else None
+    return {**model, "trained_parameters": facts.n_trained_parameters, "adapter": adapter}
+
+
+def _trained(model: Mapping[str, Any]) -> str:
+    """What of a model was trained, in words."""
+    if model.get("adapter") is None:
+        return ""
+    return f" ({model['trained_parameters']:,} of a LoRA adapter of rank {model['adapter']['rank']} trained)"
 
 
 def _row(label: str, before: Any, after: Any) -> str:
@@ -195,6 +217,10 @@ def _number(value: Any) -> str:
     if value is None:
         return "none"
     return f"{value:.3f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+
+
+def _in_lives(lives: int) -> str:
+    return f", in {lives} lives: the run was stopped and resumed" if lives > 1 else ""
 
 
 def _sampling(summary: Mapping[str, Any]) -> str:

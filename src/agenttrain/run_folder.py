@@ -1,10 +1,11 @@
 """A run's folder: made, found again, written to. Knows file names and nothing of what is in the records.
 
-runs/<id>/config.toml  rollouts/*.db  metrics.jsonl  checkpoints/step-N/  policy/  report.json  report.md
+runs/<id>/config.toml  rollouts/*.db  metrics.jsonl  lives.json  checkpoints/step-N/  policy/  report.json  report.md
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -12,14 +13,15 @@ import secrets
 import shutil
 import time
 import tomllib
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
+from agenttrain.disk import replace_file
 from agenttrain.errors import RunError
 
 SPARE_BYTES = 64 * 2**20
@@ -98,6 +100,40 @@ class RunFolder:
         kept = [row for row in self.metrics() if row["step"] <= step]
         _write(self.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in kept).encode())
 
+    def write_life(self, life: Mapping[str, Any]) -> None:
+        """Let lives.json tell this of the life of that number, and the same as before of the others."""
+        others = [each for each in self.lives() if each["life"] != life["life"]]
+        _write(self.path / "lives.json", (json.dumps([*others, life], indent=1) + "\n").encode())
+
+    def lives(self) -> list[dict[str, Any]]:
+        """What each life of the run came to as far as it was written, the first one first.
+
+        Raises:
+            RunError: it is no JSON.
+        """
+        path = self.path / "lives.json"
+        if not path.exists():
+            return []
+        found: list[dict[str, Any]] = _parsed(path.read_text(encoding="utf-8", errors="replace"), path)
+        return found
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep every other process from going on with this run; a process that is killed lets go.
+
+        Raises:
+            RunError: another one has it.
+        """
+        with (self.path / ".lock").open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise RunError(
+                    f"{self.id} is being worked on by another process. Wait for it or stop it, then go on with "
+                    f"agenttrain fit --resume {self.id}."
+                ) from None
+            yield
+
     def write_report(self, report: Mapping[str, Any], text: str) -> None:
         """report.md, then report.json, which says that the run has ended."""
         _write(self.path / "report.md", text.encode("utf-8", "backslashreplace"))
@@ -111,10 +147,13 @@ class RunFolder:
         """
         if not self.report_json.exists():
             return None
-        return _parsed(self.report_json.read_text(encoding="utf-8", errors="replace"), self.report_json)
+        report: dict[str, Any] = _parsed(
+            self.report_json.read_text(encoding="utf-8", errors="replace"), self.report_json
+        )
+        return report
 
     def checkpoint_folders(self) -> list[tuple[int, Path]]:
-        """(step, folder) of the whole checkpoints, the newest last."""
+        """(step, folder) of the checkpoints, the newest last; whether one is whole, its seal says."""
         if not self.checkpoints.is_dir():
             return []
         named = [(_CHECKPOINT.fullmatch(folder.name), folder) for folder in self.checkpoints.iterdir()]
@@ -182,23 +221,18 @@ def find_run(run: str, root: Path) -> RunFolder:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Replace a file whole: a reader sees the old text or the new, and what could not be written leaves nothing."""
-    part = path.with_name(path.name + ".part")
+    """Replace a file whole."""
     try:
-        part.write_bytes(content)
-        part.replace(path)
+        replace_file(path, content)
     except OSError as error:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
         raise RunError(_cant_write(path, error)) from error
 
 
-def _parsed(text: str, path: Path) -> dict[str, Any]:
+def _parsed(text: str, path: Path) -> Any:
     try:
-        parsed: dict[str, Any] = json.loads(text)
+        return json.loads(text)
     except json.JSONDecodeError as error:
         raise RunError(f"{path} is damaged: {error}. Take that line out by hand, or start a new run.") from None
-    return parsed
 
 
 def _cant_write(path: Path, error: OSError) -> str:

@@ -130,8 +130,15 @@ class SqliteStore:
 
     def put_begun(self, request: RolloutRequest, *, started_at: float) -> None:
         """Queue that a rollout begins. The task is read now: the graph may change it later."""
-        row: Row = ("begun", (request.rollout_id, started_at, json.dumps(_plain(request), default=repr)))
+        row = _begun_row(request, started_at)
         self._send(lambda: [row])
+
+    def put_all_of(self, begun: Begun, calls: Sequence[Intent], result: RolloutResult) -> None:
+        """Queue a whole rollout that another file holds in part: no kill leaves it in two halves."""
+        rows = [_begun_row(begun.request, begun.started_at)]
+        rows += [("intents", (call.turn_id, call.rollout_id, call.started_at)) for call in calls]
+        rows += [*map(_turn_row, result.turns), *_result_rows(result)]
+        self._send(lambda: rows)
 
     def put_intent(self, *, turn_id: str, rollout_id: str, started_at: float) -> None:
         row: Row = ("intents", (turn_id, rollout_id, started_at))
@@ -395,6 +402,12 @@ class StoreView:
         """Every call that was begun, by start; those with a turn are not lost."""
         return self._intents("SELECT turn_id, rollout_id, started_at FROM intents")
 
+    def intents_of(self, rollout_id: str) -> tuple[Intent, ...]:
+        """The calls that a rollout began, by start."""
+        rows = self._of_rollout("SELECT turn_id, rollout_id, started_at FROM intents", rollout_id)
+        calls = [Intent(turn_id=id, rollout_id=of, started_at=at) for id, of, at in rows]
+        return tuple(sorted(calls, key=lambda call: (call.started_at, call.turn_id)))
+
     def lost_calls(self) -> tuple[Intent, ...]:
         """Calls that were begun and whose answer no file holds."""
         return self._intents(
@@ -498,6 +511,10 @@ def _result(connection: sqlite3.Connection, rollout: Rollout) -> RolloutResult:
 
 
 # Records to rows
+
+
+def _begun_row(request: RolloutRequest, started_at: float) -> Row:
+    return ("begun", (request.rollout_id, started_at, json.dumps(_plain(request), default=repr)))
 
 
 def _turn_row(turn: Turn) -> Row:

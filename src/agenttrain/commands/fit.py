@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -46,7 +47,8 @@ def fit_command(
     """Measure a baseline, train, measure the same held-out tasks again, and report."""
     from agenttrain.commands.progress import Progress, print_plan, print_report
     from agenttrain.exporters import exporting, wanted_exporter
-    from agenttrain.fit import RunStopped, StoppedByAlarm, fit
+    from agenttrain.fit import RunStopped, fit
+    from agenttrain.forecast import forecast
     from agenttrain.prepare import prepare
     from agenttrain.run_folder import find_run, new_run
 
@@ -61,38 +63,30 @@ def fit_command(
     job = prepare(graph, cwd=Path.cwd(), flags=flags, saved=saved)
     if not job.train:
         raise TaskError('There is no task to train on: all rows are held out. Give some "split": "train".')
+    needed = forecast(job)
+    if needed is not None:
+        job = replace(job, notes=(*job.notes, *needed.notes))
     if dry_run:
-        print_plan(job, as_json=json)
+        print_plan(job, needed, as_json=json)
         return
     if run is not None and (ended := run.read_report()) and ended["steps"] >= job.config.trainer.steps:
         typer.echo(f"{run.id} has ended; this is its report. More steps: --set trainer.steps=N.", err=True)
         print_json(ended) if json else print_report(ended, run)
         return
     exporter, progress = wanted_exporter(), Progress(job)
-    run = run or new_run(RUNS, job.name, n_bytes=bytes_needed(job))
+    run = run or new_run(RUNS, job.name, n_bytes=needed.disk_bytes if needed is not None else 0)
     progress.starts(run, resumed=resume is not None)
     with exporting(exporter, run.id), work():
         try:
             report = fit(job, run, watcher=progress, resume=resume is not None, stop_on_alarm=stop_on_alarm)
         except RunStopped as stopped:
             progress.stopped(stopped.run_id, stopped.why)
-            raise typer.Exit(FAILED if isinstance(stopped, StoppedByAlarm) else STOPPED) from None
+            raise typer.Exit(STOPPED if type(stopped) is RunStopped else FAILED) from None
     progress.close()
     if json:
         print_json(report)
     else:
         print_report(report, run)
-
-
-def bytes_needed(job: object) -> int:
-    """Disk for policy/ and checkpoints: weights and two AdamW moments in float32, once more while one is written."""
-    from agenttrain.prepare import Job
-
-    assert isinstance(job, Job)
-    if job.model is None:
-        return 0
-    weights = sum(file.stat().st_size for file in job.model.glob("*.safetensors"))
-    return 2 * weights * (3 * (job.config.checkpoint.keep + 1) + 1)
 
 
 def _same_graph(graph: str | None, made_by: dict[str, object]) -> str:

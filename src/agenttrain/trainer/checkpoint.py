@@ -1,14 +1,12 @@
-"""Training state to a folder and back; the folder is whole or not there.
+"""Training state to the files of a folder and back.
 
-Everything is written into a folder beside the target, flushed to the disk and renamed. A folder that lacks a file,
-holds one of another size, or was written by a newer format is refused.
+Three files: weights, the optimizer's own state, and JSON with a format version. Whether a folder is whole, flushed and
+unchanged is seen to by whoever gives it (`agenttrain.checkpoint_folder`).
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from agenttrain.errors import RunError
 
 FORMAT = 1
-WEIGHTS, OPTIMIZER, STATE = "weights.safetensors", "optimizer.pt", "checkpoint.json"
+WEIGHTS, OPTIMIZER, STATE = "weights.safetensors", "optimizer.pt", "state.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,82 +34,50 @@ class TrainingState:
 
 
 def save(folder: Path, training: TrainingState) -> None:
-    """Write a checkpoint; afterwards it is whole and survives a power cut.
+    """Write the state's files.
 
     Args:
         folder: absent or empty.
 
     Raises:
-        RunError: the folder holds something, or the disk is full or read-only.
+        RunError: the folder holds something.
+        OSError, SafetensorError, RuntimeError: the disk refuses; each library says it in its own way.
     """
-    folder = Path(folder)
-    if folder.exists() and any(folder.iterdir()):
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
         raise RunError(f"{folder} already holds files. A checkpoint is written into an empty folder of its own.")
-    partial = folder.with_name(f".{folder.name}.partial")
-    try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in training.weights.items()}
-        save_file(weights, partial / WEIGHTS, metadata={"format": "pt"})
-        torch.save(dict(training.optimizer), partial / OPTIMIZER)
-        sizes = {name: (partial / name).stat().st_size for name in (WEIGHTS, OPTIMIZER)}
-        manifest = {"format": FORMAT, "files": sizes, "state": dict(training.state)}
-        (partial / STATE).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-        for file in (*partial.iterdir(), partial):
-            _flush(file)
-        os.replace(partial, folder)
-        _flush(folder.parent)
-    except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise RunError(f"The checkpoint {folder} could not be written: {error}. Free space or permissions?") from error
+    text = json.dumps({"format": FORMAT, "state": dict(training.state)}, indent=1)
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in training.weights.items()}
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    with (folder / OPTIMIZER).open("wb") as file:
+        torch.save(dict(training.optimizer), file)
+    (folder / STATE).write_text(text, encoding="utf-8")
 
 
 def load(folder: Path) -> TrainingState:
-    """Read a checkpoint back.
+    """Read the state's files back.
 
     Raises:
-        RunError: it is half written, damaged, or of a newer format.
+        RunError: one is missing, can't be read, or is of a newer format.
     """
-    folder = Path(folder)
-    manifest = _manifest(folder)
-    for name, size in manifest["files"].items():
-        file = folder / name
-        seen = file.stat().st_size if file.is_file() else None
-        if seen != size:
-            raise RunError(
-                f"The checkpoint {folder} is damaged: {name} has {'no' if seen is None else seen} bytes, and {size} "
-                "were written. Resume from an earlier checkpoint."
-            )
+    state = _state(folder)
     try:
         weights = load_file(folder / WEIGHTS)
         optimizer = torch.load(folder / OPTIMIZER, map_location="cpu", weights_only=True)
     except Exception as error:  # safetensors and pickle each raise their own kinds on damaged bytes
         raise RunError(f"The checkpoint {folder} is damaged: {error}. Resume from an earlier checkpoint.") from error
-    return TrainingState(weights=weights, optimizer=optimizer, state=manifest["state"])
+    return TrainingState(weights=weights, optimizer=optimizer, state=state)
 
 
-def _manifest(folder: Path) -> dict[str, Any]:
+def _state(folder: Path) -> dict[str, Any]:
     try:
-        manifest = json.loads((folder / STATE).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        written = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        format, state = written["format"], dict(written["state"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{folder / STATE} can't be read: {error!r}. Resume from an earlier checkpoint.") from None
+    if not isinstance(format, int) or format > FORMAT:
         raise RunError(
-            f"{folder} holds no {STATE}: it is no checkpoint, or its writing was cut short. Resume from another one."
-        ) from None
-    except (OSError, ValueError) as error:
-        raise RunError(f"{folder / STATE} can't be read: {error}. Resume from an earlier checkpoint.") from error
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), int):
-        raise RunError(f"{folder / STATE} names no format. Resume from an earlier checkpoint.")
-    if manifest["format"] > FORMAT:
-        raise RunError(
-            f"The checkpoint {folder} has format {manifest['format']}, and this agenttrain reads up to {FORMAT}. "
-            "Upgrade agenttrain."
+            f"The training state in {folder} has format {format}, and this agenttrain reads up to {FORMAT}. Upgrade "
+            "agenttrain."
         )
-    return manifest
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    return state
