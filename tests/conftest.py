@@ -188,6 +188,12 @@ def task_rows() -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="session")
+def settings() -> str:
+    """What every agenttrain.toml here holds."""
+    return SETTINGS
+
+
+@pytest.fixture(scope="session")
 def head() -> str:
     """What every graph.py here begins with."""
     return HEAD

@@ -395,3 +395,29 @@ def test_a_whole_file_passes(tmp_path: Path) -> None:
     store.put_result(result())
     store.close()
     read_store(tmp_path).refuse_damaged()
+
+
+def test_what_a_trained_sample_was_worth_is_read_back_equal(tmp_path: Path) -> None:
+    """Advantages that are equal, that differ by token, or that were not told; and each sample's staleness."""
+    longer = {"response_ids": (3, 4, 5), "response_mask": (1, 0, 1), "response_logprobs": (-0.1, 0.0, -0.2)}
+    samples = [replace(trained(id), **longer) for id in "abc"]
+    equal, differing = (0.1, 0.0, 0.1), (1 / 3, 0.0, -0.7)
+    store = SqliteStore(tmp_path)
+    store.put_trained(4, 1, samples[:2], advantages=[equal, differing], staleness=[0, 2])
+    store.put_trained(5, 1, samples[2:])
+    store.close()
+    view = read_store(tmp_path)
+    told = [each for id in "abc" for each in view.trained(id)]
+    assert [each.advantages for each in told] == [equal, differing, ()]
+    assert [(each.step, each.life, each.staleness) for each in told] == [(4, 1, 0), (4, 1, 2), (5, 1, None)]
+    assert [each.sample for each in told] == samples
+
+
+def test_a_turn_is_found_by_its_id_and_by_its_spans(tmp_path: Path) -> None:
+    made = replace(result().turns[0], id="r#0", rollout_id="r", span_id="ab" * 8)
+    store = SqliteStore(tmp_path)
+    store.put_turn(made)
+    store.close()
+    view = read_store(tmp_path)
+    assert view.turn("r#0") == view.turn_of_span("ab" * 8) == made
+    assert view.turn("r#1") is view.turn_of_span("") is view.turn_of_span("cd" * 8) is None

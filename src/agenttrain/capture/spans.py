@@ -50,7 +50,7 @@ class CallSpans:
 
     def start_auxiliary(self, call: ModelCall, *, turn_id: str) -> Span:
         """The user's own model is about to be asked."""
-        return self._start(call, turn_id, call.site.model_name)
+        return self._start(call, turn_id, call.site.model_name or call.site.model_class)
 
     def end(self, span: Span, turn: Turn, parsed: Parsed, *, n_cached: int) -> None:
         """End a call's span with what was sampled, and count its tokens and seconds."""

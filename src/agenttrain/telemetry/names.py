@@ -144,7 +144,7 @@ SPANS: Final[Mapping[str, SpanNames]] = {
         (OPERATION, ROLLOUT_ID, TURN_ID, ROLE, ROLE_REASON),
         {
             PROVIDER: "the policy answers",
-            REQUEST_MODEL: "the model has a name",
+            REQUEST_MODEL: "the model has a name or a class",
             NODE: "a node made the call",
             REQUEST_TEMPERATURE: "the policy answers",
             REQUEST_MAX_TOKENS: "the policy answers",
