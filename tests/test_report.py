@@ -172,6 +172,7 @@ def test_the_keys_of_a_fits_json() -> None:
         "cost",
         "alarms",
         "steps",
+        "lives",
     }
     assert set(report["model"]) == {"base", "parameters", "replaces"}
     assert set(report["tasks"]) == {"train", "held_out"}
