@@ -94,7 +94,7 @@ def trainable(
     `on_interrupt` stands in for the human of a graph that calls `interrupt()`. It is called for each interrupt with any
     of `task`, `interrupt` (LangGraph's, with `.value`), `state` and `context` by name, may be async, and gives the
     value to resume with. A graph without a LangGraph checkpointer gets one in memory. A breakpoint (interrupt_before=…)
-    is passed without asking. An interrupted node runs again from its start, so a model call before its `interrupt()`
+    asks nothing and is passed. An interrupted node runs again from its start, so a model call before its `interrupt()`
     is sampled twice, and both are trained, each once: put `interrupt()` into a node of its own.
 
     Args:

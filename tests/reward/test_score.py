@@ -135,7 +135,7 @@ def test_arguments_are_filled_by_name(verifier: Any) -> None:
     ],
 )
 def test_an_argument_that_nothing_fills_is_refused_before_anything_runs(verifier: Any, argument: str) -> None:
-    with pytest.raises(RewardError, match=f"Verifier 'v' asks for '{argument}'.*task, state, inputs"):
+    with pytest.raises(RewardError, match=f"Verifier 'v' asks for '{argument}'.*task, state, context, inputs"):
         check_verifiers({"v": (verifier, 1.0)})
 
 

@@ -28,6 +28,8 @@ from agenttrain.protocols import Route
 
 N_NODE_THREADS = 32
 """Sync nodes of one rollout that an event loop may run at once; threads are made when needed."""
+STREAMED = ("values", "updates")
+"""States, and beside them what the graph waits for: of a breakpoint only the updates tell."""
 _INTERRUPT = "__interrupt__"
 _NO_CACHE: Mapping[str, Any] = {"__pregel_cache": None}
 """LangGraph's configurable key that wins over the caches of nested graphs."""
@@ -70,13 +72,17 @@ class _LastState:
         self.interrupts: tuple[Interrupt, ...] | None = None
         """None: it is not interrupted. Empty: at a breakpoint, where nothing is asked."""
 
-    def take(self, chunk: Any) -> None:
-        if isinstance(chunk, Mapping) and _INTERRUPT in chunk:
-            self.interrupts = tuple(chunk[_INTERRUPT])
+    def take(self, mode: str, chunk: Any) -> None:
+        """Take one chunk of the modes `STREAMED`; each task that waits tells its own interrupts."""
+        asks = isinstance(chunk, Mapping) and _INTERRUPT in chunk
+        if mode == "updates":
+            if asks:
+                self.interrupts = (self.interrupts or ()) + tuple(chunk[_INTERRUPT])
+            return
+        if asks:
             chunk = {key: value for key, value in chunk.items() if key != _INTERRUPT}
-            if not chunk:
-                return
-        self.state = chunk
+        if chunk or not asks:
+            self.state = chunk
 
     def ending(self, error: BaseException | None) -> GraphEnding:
         return GraphEnding(
@@ -121,7 +127,7 @@ def run_graph(
         "recursion_limit": recursion_limit,
         "configurable": {**_NO_CACHE, **(configurable or {}), "thread_id": thread_id},
     }
-    options: dict[str, Any] = {"context": context, "stream_mode": "values"}
+    options: dict[str, Any] = {"context": context, "stream_mode": list(STREAMED)}
     graph = runnable.graph
     if runnable.keeps_checkpoints or answer is not None:
         graph, options["durability"] = runnable.with_checkpoints(), "exit"
@@ -156,8 +162,8 @@ def _stream(
     if async_only:
         _run_on(loop, _consume(graph, input, config, options, last))
         return
-    for chunk in graph.stream(input, config, **options):
-        last.take(chunk)
+    for mode, chunk in graph.stream(input, config, **options):
+        last.take(mode, chunk)
 
 
 def _resumption(last: _LastState, answer: Answer, loop: asyncio.AbstractEventLoop | None) -> Command[Any] | None:
@@ -203,8 +209,8 @@ def is_refusal(error: BaseException) -> bool:
 
 async def _consume(graph: Any, input: Any, config: RunnableConfig, options: dict[str, Any], last: _LastState) -> None:
     async with aclosing(graph.astream(input, config, **options)) as chunks:
-        async for chunk in chunks:
-            last.take(chunk)
+        async for mode, chunk in chunks:
+            last.take(mode, chunk)
 
 
 async def _awaited(awaitable: Awaitable[Any]) -> Any:

@@ -188,7 +188,8 @@ def _raised(ending: Ending) -> tuple[Status, str] | None:
     if ending.error is not None:
         return "environment_failure", _in_words(ending)
     if ending.interrupted:
-        return "environment_failure", f"the graph waits for a human, and nothing answers for one{_after(ending)}"
+        why = "the graph waits for a human, and nothing answers for one: add on_interrupt= to @trainable"
+        return "environment_failure", f"{why}{_after(ending)}"
     return None
 
 
