@@ -65,6 +65,21 @@ def test_each_tool_call_is_a_span(graph_of: Any, rollout: Any, Route: Any, spans
     assert [span.status.status_code for span in ended] == [StatusCode.UNSET, StatusCode.ERROR, StatusCode.ERROR]
 
 
+@pytest.mark.parametrize("captures_content", [False, True])
+def test_arguments_results_and_the_text_of_errors_only_on_request(
+    graph_of: Any, rollout: Any, Route: Any, exporter: Any, captures_content: bool
+) -> None:
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    spans = ToolSpans(provider.get_tracer("test"), captures_content=captures_content)
+    graph = graph_of(ToolNode([double], handle_tool_errors=True))
+    rollout(graph, Route(), calls(("double", {"x": 21}), ("double", {"x": -1})), callbacks=[spans])
+    worked, failed = sorted(exporter.get_finished_spans(), key=lambda span: span.attributes["gen_ai.tool.call.id"])
+    assert worked.attributes.get("gen_ai.tool.call.arguments") == ('{"x": 21}' if captures_content else None)
+    assert worked.attributes.get("gen_ai.tool.call.result") == ('"42"' if captures_content else None)
+    assert failed.status.description == ("negative" if captures_content else None)
+
+
 def test_the_end_of_a_rollout_is_no_tool_error(
     graph_of: Any, rollout: Any, Route: Any, spans: Any, exporter: Any
 ) -> None:
