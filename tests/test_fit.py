@@ -119,7 +119,13 @@ def test_what_a_fit_writes(fitted: Any, policy_folder: Path) -> None:
     assert misfits(report, REPORT_KEYS) == []
     assert report == project.run.read_report()
     assert (report["trainer"], report["engine"], report["seed"]) == ("local", "local", 3)
-    assert report["model"] == {"base": str(policy_folder), "parameters": 868352, "replaces": "ChatOpenAI gpt-4o"}
+    assert report["model"] == {
+        "base": str(policy_folder),
+        "parameters": 868352,
+        "replaces": "ChatOpenAI gpt-4o",
+        "trained_parameters": 868352,
+        "adapter": None,
+    }
     assert report["tasks"] == {"train": 4, "held_out": 3}
     assert report["difference"]["success"] == 0
     assert set(report["baseline"]["by_slice"]) == {"kind"}

@@ -13,18 +13,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from agenttrain.markers import hookspec
-from agenttrain.protocols import AdvantageEstimator, EngineFactory, TrainerFactory
+from agenttrain.protocols import AdvantageEstimator, EngineFactory, Forecaster, TrainerFactory
 from agenttrain.records import CallSite, Role, RolloutResult, StepResult, Turn
 
 if TYPE_CHECKING:
     import typer
 
 RegisterEngine = Callable[[str, EngineFactory], None]
-RegisterTrainer = Callable[[str, TrainerFactory], None]
 RegisterAdvantages = Callable[[str, AdvantageEstimator], None]
+
+
+class RegisterTrainer(Protocol):
+    """Takes a name and a factory; and a forecast of memory and disk, where the trainer can tell."""
+
+    def __call__(self, name: str, factory: TrainerFactory, *, forecast: Forecaster | None = None) -> None: ...
 
 
 @hookspec
@@ -47,9 +52,13 @@ def agenttrain_register_engines(register: RegisterEngine) -> None:
 def agenttrain_register_trainers(register: RegisterTrainer) -> None:
     """Register trainers, which turn groups of samples into updates and publish weights.
 
+    With `forecast=`, a function from ForecastContext to Forecast, a fit that can't fit into memory is refused before
+    it starts, with the figures; without it nothing is said of memory.
+
     Shape: register.
-    When: at load, once per process.
-    Exception: as for `agenttrain_register_engines`.
+    When: at load, once per process; the forecast is asked before a fit starts, and for its plan.
+    Exception: as for `agenttrain_register_engines`; one that the forecast raises ends the command with a PluginError
+        that names the plugin, an error of agenttrain's own as it is.
 
     Example:
         @hookimpl

@@ -21,8 +21,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 import pluggy
 
 from agenttrain import hookspecs
-from agenttrain.errors import PluginError
-from agenttrain.protocols import AdvantageEstimator, EngineFactory, TrainerFactory
+from agenttrain.errors import AgenttrainError, PluginError
+from agenttrain.protocols import (
+    AdvantageEstimator,
+    EngineFactory,
+    Forecast,
+    ForecastContext,
+    Forecaster,
+    TrainerFactory,
+)
 from agenttrain.records import CallSite, Role, RolloutResult
 
 if TYPE_CHECKING:
@@ -68,6 +75,8 @@ class _Entry:
 
     plugin: str
     factory: Any
+    forecast: Forecaster | None = None
+    """Of a trainer that can tell what it will need."""
 
 
 @dataclass(kw_only=True)
@@ -150,6 +159,25 @@ class Plugins:
             PluginError: no such estimator, with those that are installed.
         """
         return self._named(self.advantages, name, "advantage estimator")
+
+    def forecast(self, trainer: str, context: ForecastContext) -> Forecast | None:
+        """What a run by this trainer will need. None: the trainer doesn't say.
+
+        Raises:
+            PluginError: the plugin's forecast raised; what is an error of agenttrain's own passes.
+        """
+        self.trainer(trainer)
+        entry = self._registered["trainers"][trainer]
+        if entry.forecast is None:
+            return None
+        try:
+            return entry.forecast(context)
+        except AgenttrainError:
+            raise
+        except Exception as error:
+            raise PluginError(
+                f"Plugin {entry.plugin!r} raised in the forecast of its trainer {trainer!r}: {_in_words(error)}."
+            ) from error
 
     def decide_role(self, site: CallSite) -> tuple[Role, str] | None:
         """The first plugin's word on who answers a call, or None.
@@ -244,10 +272,10 @@ class Plugins:
         entries: list[tuple[str, str, _Entry]] = []
         for kind in KINDS:
 
-            def register(name: str, factory: Any, kind: str = kind) -> None:
+            def register(name: str, factory: Any, *, kind: str = kind, **more: Any) -> None:
                 if not isinstance(name, str) or not name or not callable(factory):
                     raise PluginError(f"register({name!r}, {factory!r}): give a name and something that can be called")
-                entries.append((kind, name, _Entry(plugin=plugin, factory=factory)))
+                entries.append((kind, name, _Entry(plugin=plugin, factory=factory, forecast=_forecast(kind, more))))
 
             for owner, call in self._calls(f"{PREFIX}register_{kind}", {"register": register}):
                 if owner == plugin:
@@ -280,7 +308,7 @@ class Plugins:
         left_out = f" {len(self.problems)} plugins were left out: see agenttrain plugins." if self.problems else ""
         raise PluginError(
             f"No {what} is named {name!r}. Installed {what}s: {', '.join(sorted(entries)) or 'none'}."
-            f"{_did_you_mean(name, entries)}{left_out}"
+            f"{suggestion(name, entries)}{left_out}"
         )
 
     def _answers(self, hook_name: str, **arguments: Any) -> Iterator[tuple[str, Any]]:
@@ -310,6 +338,22 @@ class Plugins:
             hook_name,
             exc_info=error,
         )
+
+
+def _forecast(kind: str, more: Mapping[str, Any]) -> Forecaster | None:
+    """What was registered beside a factory.
+
+    Raises:
+        PluginError: anything but the forecast of a trainer.
+    """
+    known = ("forecast",) if kind == "trainers" else ()
+    for name in more:
+        if name not in known:
+            raise PluginError(f"register for {kind} takes no {name}=.{suggestion(name, known)}")
+    forecast: Forecaster | None = more.get("forecast")
+    if forecast is not None and not callable(forecast):
+        raise PluginError(f"register(…, forecast={forecast!r}): give something that can be called")
+    return forecast
 
 
 def _manager() -> pluggy.PluginManager:
@@ -342,7 +386,7 @@ def _chosen(
         if name not in names:
             raise PluginError(
                 f"No plugin is named {name!r}. Installed plugins: {', '.join(names) or 'none'}."
-                f"{_did_you_mean(name, names)} Install it, or take it out of "
+                f"{suggestion(name, names)} Install it, or take it out of "
                 f"{'the configuration' if name in named else 'AGENTTRAIN_PLUGINS'}."
             )
         if name not in allowed:
@@ -370,14 +414,14 @@ def _function_fault(name: str, function: Any) -> str | None:
     marks = getattr(function, _MARK)
     name = marks.get("specname") or name
     if name not in hook_names():
-        return f"there is no hook {name!r}.{_did_you_mean(name, hook_names())} Hooks: {', '.join(hook_names())}"
+        return f"there is no hook {name!r}.{suggestion(name, hook_names())} Hooks: {', '.join(hook_names())}"
     if marks.get("wrapper") or marks.get("hookwrapper"):
         return f"{name} is a wrapper, and hooks are called one at a time; take wrapper=True away"
     accepted = inspect.signature(getattr(hookspecs, name)).parameters
     for argument in inspect.signature(function).parameters.values():
         if argument.name not in accepted and argument.default is argument.empty:
             return (
-                f"{name} has no argument {argument.name!r}.{_did_you_mean(argument.name, accepted)} "
+                f"{name} has no argument {argument.name!r}.{suggestion(argument.name, accepted)} "
                 f"Accepted: {', '.join(accepted)}"
             )
     return None
@@ -402,7 +446,7 @@ def _in_words(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
+def suggestion(name: str, known: Iterable[str]) -> str:
     """A suggestion with a space before it, or nothing; upper and lower case are taken for the same."""
     by_lower = {each.lower(): each for each in known}
     close = difflib.get_close_matches(name.lower(), list(by_lower), n=1)

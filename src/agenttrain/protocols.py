@@ -205,8 +205,55 @@ class TrainerContext:
     """The advantage estimator that the configuration names: [G] -> [G]."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForecastContext:
+    """What a trainer is asked to forecast, before anything of it is loaded."""
+
+    config: Config
+    model: str
+    """Folder of the policy."""
+    n_rollouts: int
+    """The most that are made together, in a step or in an evaluation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPart:
+    """Something that a run will hold in memory at its fullest."""
+
+    name: str
+    """Such as "weights" or "optimizer"."""
+    process: str
+    """What holds it, such as "trainer" or "engine"."""
+    memory: str
+    """Where: a key of `Forecast.free_bytes`, such as "machine" or "gpu"."""
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What a run will need."""
+
+    parts: tuple[MemoryPart, ...]
+    free_bytes: Mapping[str, int]
+    """Memory to what may be taken of it now; one that is not listed is not held against anything."""
+    disk_bytes: int
+    """Checkpoints and the exported policy together, at their most."""
+    remedies: tuple[str, ...] = ()
+    """What would make it smaller, the first thing to try first; shown when it can't fit."""
+    notes: tuple[str, ...] = ()
+    """What a user should know before it starts."""
+
+    def needed_bytes(self, memory: str) -> int:
+        """The sum of the parts in one memory."""
+        return sum(part.n_bytes for part in self.parts if part.memory == memory)
+
+
 class Trainer(Protocol):
-    """Turns groups of samples into updates and publishes weights. It owns the loop and the engines that serve it."""
+    """Turns groups of samples into updates and publishes weights. It owns the loop and the engines that serve it.
+
+    One that trains something beside a frozen model also has `n_trained_parameters` and `adapter`, its settings, which
+    the report shows.
+    """
 
     name: str
     engine_name: str
@@ -235,6 +282,8 @@ class Trainer(Protocol):
 
 EngineFactory = Callable[[EngineContext], Engine]
 TrainerFactory = Callable[[TrainerContext], Trainer]
+Forecaster = Callable[[ForecastContext], Forecast]
+"""Reads no weights and starts nothing."""
 AdvantageEstimator = Callable[[Sequence[float]], list[float]]
 """[G] rewards of one group -> [G] advantages."""
 
@@ -243,6 +292,10 @@ __all__ = [
     "Engine",
     "EngineContext",
     "EngineFactory",
+    "Forecast",
+    "ForecastContext",
+    "Forecaster",
+    "MemoryPart",
     "OnDone",
     "Parsed",
     "Renderer",

@@ -11,9 +11,10 @@ from agenttrain.local import plugin
 def test_registers_the_local_engine_trainer_and_estimators() -> None:
     found: dict[str, object] = {}
     plugin.agenttrain_register_engines(lambda name, make: found.update({f"engine {name}": make}))
-    plugin.agenttrain_register_trainers(lambda name, make: found.update({f"trainer {name}": make}))
+    plugin.agenttrain_register_trainers(lambda name, make, *, forecast: found.update({f"trainer {name}": make}))
     plugin.agenttrain_register_advantages(lambda name, make: found.update({f"advantage {name}": make}))
-    assert sorted(found) == ["advantage centered", "advantage group", "engine local", "trainer local"]
+    estimators = ["advantage centered", "advantage group", "advantage leave-one-out", "advantage reward"]
+    assert sorted(found) == [*estimators, "engine local", "trainer local"]
 
 
 def test_importing_it_imports_neither_torch_nor_transformers() -> None:

@@ -13,7 +13,9 @@ from rich.progress import Progress as Bar
 
 from agenttrain.alarms import Alarm
 from agenttrain.commands.arguments import print_json
+from agenttrain.forecast import as_dict, table
 from agenttrain.prepare import Job
+from agenttrain.protocols import Forecast
 from agenttrain.records import RolloutResult
 from agenttrain.report import eval_text, fit_text
 from agenttrain.run_folder import RunFolder
@@ -103,8 +105,8 @@ def print_evaluation(report: Mapping[str, Any], run: RunFolder) -> None:
     _print_text(f"report: {run.path / 'report.md'}")
 
 
-def print_plan(job: Job, *, as_json: bool) -> None:
-    """What a fit would do; nothing has been started."""
+def print_plan(job: Job, forecast: Forecast | None, *, as_json: bool) -> None:
+    """What a fit would do and need; nothing has been started."""
     config = job.config
     plan = {
         "graph": job.loaded.name,
@@ -117,6 +119,7 @@ def print_plan(job: Job, *, as_json: bool) -> None:
         "rollouts_per_step": config.trainer.tasks_per_step * config.trainer.group_size,
         "rollouts": config.trainer.steps * config.trainer.tasks_per_step * config.trainer.group_size
         + 2 * len(job.held_out) * config.eval.repeats,
+        "forecast": as_dict(forecast) if forecast is not None else None,
         "notes": list(job.notes),
         "config": config.model_dump(),
     }
@@ -124,8 +127,10 @@ def print_plan(job: Job, *, as_json: bool) -> None:
         print_json(plan)
         return
     for key, value in plan.items():
-        if key not in ("config", "notes"):
+        if key not in ("config", "notes", "forecast"):
             _print_text(f"{key.replace('_', ' ')}: {value}")
+    for line in table(forecast) if forecast is not None else ():
+        _print_text(line)
     for note in job.notes:
         _print_text(f"note: {note}")
     _print_text("Everything fits. Nothing was started (--dry-run).")

@@ -142,7 +142,7 @@ def adapted_layers(model: Any, targets: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: an end that no linear layer's name has.
     """
-    names = _linear_layers(model)
+    names = linear_layers(model)
     for target in targets:
         if not any(_ends_in(name, target) for name in names):
             seen = sorted({name.rpartition(".")[2] for name in names})
@@ -157,7 +157,8 @@ def _ends_in(name: str, target: str) -> bool:
     return name == target or name.endswith(f".{target}")
 
 
-def _linear_layers(model: Any) -> list[str]:
+def linear_layers(model: Any) -> list[str]:
+    """Full names of all linear layers but the output head."""
     from transformers.pytorch_utils import Conv1D
 
     head = model.get_output_embeddings()

@@ -17,14 +17,16 @@ from agenttrain.trainer.advantage import (
 )
 
 if TYPE_CHECKING:
+    from agenttrain.hookspecs import RegisterTrainer
     from agenttrain.protocols import (
         AdvantageEstimator,
         Engine,
         EngineContext,
         EngineFactory,
+        Forecast,
+        ForecastContext,
         Trainer,
         TrainerContext,
-        TrainerFactory,
     )
 
 
@@ -34,8 +36,8 @@ def agenttrain_register_engines(register: Callable[[str, EngineFactory], None]) 
 
 
 @hookimpl
-def agenttrain_register_trainers(register: Callable[[str, TrainerFactory], None]) -> None:
-    register("local", make_trainer)
+def agenttrain_register_trainers(register: RegisterTrainer) -> None:
+    register("local", make_trainer, forecast=forecast)
 
 
 @hookimpl
@@ -61,3 +63,10 @@ def make_trainer(context: TrainerContext) -> Trainer:
     from agenttrain.local.trainer import LocalTrainer
 
     return LocalTrainer(context)
+
+
+def forecast(context: ForecastContext) -> Forecast:
+    """What a fit by the local trainer will need."""
+    from agenttrain.local import forecast as local
+
+    return local.forecast(context)
