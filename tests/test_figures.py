@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from agenttrain.figures import UNDONE, replaced_model, undone, wall_seconds
+from agenttrain.figures import UNDONE, replaced_model, wall_seconds, why_untrained
 from agenttrain.records import CallSite, Rollout, Turn
 
 
@@ -41,13 +41,19 @@ def test_the_time_of_a_run_is_that_of_all_its_lives() -> None:
     assert wall_seconds(rows, lives) == {"total": 17.0, "evaluate": 2.0, "rollout": 5.0, "train": 1.0, "sync": 0.5}
 
 
-def test_rollouts_of_a_step_that_was_made_again_say_why_they_are_not_trained() -> None:
-    """And those of a step that no life ended; one that a later life kept is told by the step's own reasons."""
-    made = [
-        replace(rollout("train", float(step), 9.0, life), step=step) for step, life in ((1, 0), (2, 0), (2, 1), (3, 0))
-    ]
-    rows = [{"step": 1, "life": 0}, {"step": 2, "life": 1}]
-    assert undone([*made, rollout("baseline", 5.0, 6.0)], rows) == {"train-2.0": UNDONE, "train-3.0": UNDONE}
+def test_each_training_rollout_that_is_not_trained_has_a_reason() -> None:
+    """The step's, its status, or that a later life made its step again; one that a later life kept and trained none."""
+    places = ((1, 0), (1, 0), (2, 0), (2, 0), (2, 1), (3, 0))
+    made = [replace(rollout("train", 0.0, 9.0, life), id=str(i), step=step) for i, (step, life) in enumerate(places)]
+    made[3] = replace(made[3], status="environment_failure")
+    rows = [{"step": 1, "life": 0, "dropped": {"1": "all rewards equal"}}, {"step": 2, "life": 1, "dropped": {}}]
+    assert why_untrained([*made, rollout("baseline", 5.0, 6.0)], rows, {"0", "4"}) == {
+        "1": "all rewards equal",
+        "2": UNDONE,
+        "3": "status environment_failure",
+        "5": UNDONE,
+    }
+    assert "2" not in why_untrained(made, rows, {"0", "2", "4"})
 
 
 def test_the_policy_replaces_the_model_of_the_calls_that_are_trained() -> None:

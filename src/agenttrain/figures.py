@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from agenttrain.capture.store import StoreView
@@ -53,11 +53,15 @@ def left_out(rollouts: Sequence[Rollout]) -> dict[str, str]:
     return kept_out | {r.id: r.cause for r in rollouts if r.cause.startswith(NOT_ADMITTED)}
 
 
-def undone(rollouts: Sequence[Rollout], rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Rollout id to why it is not trained, of those made for a step that a later life made again, or no life ended."""
+def why_untrained(
+    rollouts: Sequence[Rollout], rows: Sequence[Mapping[str, Any]], trained: Container[str]
+) -> dict[str, str]:
+    """Rollout id to the reason why a training rollout is not in the loss: of all that are not in `trained`."""
     lives = {row["step"]: row["life"] for row in rows}
-    of_training = [rollout for rollout in rollouts if rollout.phase == "train"]
-    return {r.id: UNDONE for r in of_training if r.step not in lives or r.life < lives[r.step]}
+    undone = {r.id: UNDONE for r in rollouts if r.step not in lives or r.life < lives[r.step]}
+    reasons = undone | dropped_by_step(rows) | left_out(rollouts)
+    untrained = [rollout.id for rollout in rollouts if rollout.phase == "train" and rollout.id not in trained]
+    return {rollout_id: reasons[rollout_id] for rollout_id in untrained if rollout_id in reasons}
 
 
 def wall_seconds(rows: Sequence[Mapping[str, Any]], lives: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -89,15 +93,15 @@ def replaced_model(view: StoreView) -> str:
     return first or "no model: the graph made no call"
 
 
-def token_table(view: StoreView, rows: Sequence[Mapping[str, Any]], reasons: Mapping[str, str]) -> dict[str, Any]:
+def token_table(view: StoreView, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """`tokens` of the report: where every token that the policy sampled in training went, from the store.
 
     Args:
         rows: metrics.jsonl, which says in which life each step that counts was made.
-        reasons: rollout id to why it was not trained.
     """
     samples, breaks = view.trained_samples({row["step"]: row["life"] for row in rows}), Counter[str]()
     handed = {sample.extra_fields["rollout_id"] for sample in samples}
+    reasons = why_untrained(view.rollouts(), rows, handed)
     turns: dict[str, Turn] = {}
 
     def training_results() -> Iterator[RolloutResult]:

@@ -35,12 +35,9 @@ from agenttrain.earlier_lives import KeptRollouts, describe_unfinished, kept_rol
 from agenttrain.errors import AgenttrainError, EngineError, PluginError, RoleError, RunError, TrainerError
 from agenttrain.figures import (
     cpu_seconds,
-    dropped_by_step,
-    left_out,
     replaced_model,
     rollout_metrics,
     token_table,
-    undone,
     wall_seconds,
 )
 from agenttrain.life import LifeAccount
@@ -351,14 +348,12 @@ class Fit:
         config, rows, lives = self.job.config, self.run.metrics(), self.run.lives()
         view = read_store(self.run.rollouts)
         difference = paired_difference(self._successes(view, "baseline"), self._successes(view, "held_out"))
-        made = view.rollouts()
-        reasons = undone(made, rows) | dropped_by_step(rows) | left_out(made)
         report = fit_report(
             self._facts(view),
             baseline=baseline,
             trained=trained,
             difference=difference,
-            tokens=token_table(view, rows, reasons),
+            tokens=token_table(view, rows),
             steps=rows,
             wall_s=wall_seconds(rows, lives),
             cpu_hours=sum(life["cpu_s"] for life in lives) / 3600,
