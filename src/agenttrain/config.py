@@ -235,6 +235,13 @@ def environment(name: str) -> str | None:
     return os.environ.get(name)
 
 
+def set_missing(variables: Mapping[str, str]) -> list[str]:
+    """Set the environment variables that aren't set; gives their names, sorted."""
+    missing = sorted(name for name in variables if name not in os.environ)
+    os.environ.update({name: variables[name] for name in missing})
+    return missing
+
+
 def cache_folder() -> Path:
     """The user's cache folder for agenttrain."""
     return Path(environment("XDG_CACHE_HOME") or Path.home() / ".cache") / "agenttrain"

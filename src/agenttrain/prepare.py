@@ -75,7 +75,7 @@ def prepare(
     """Check everything a command needs.
 
     Args:
-        target: graph.py or graph.py:attribute.
+        target: graph.py, graph.py:attribute, a name in langgraph.json, or a folder with one.
         flags: tables that the command line set; the last word.
         saved: the tables of a run that goes on; they stand in for decorator and file.
         task_file: tasks instead of the configured ones; all of them are evaluated unless `split` is given.
@@ -125,7 +125,7 @@ def prepare(
         held_out=evaluated,
         model=model,
         renderer=renderer,
-        notes=(*warnings, *_notes(evaluated, renderer)),
+        notes=(*loaded.notes, *warnings, *_notes(evaluated, renderer)),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from typing import Any
 
@@ -207,3 +209,144 @@ def test_a_file_in_a_package_may_import_relatively(write: Any) -> None:
     loaded = load_graph(f"{file}:builder")
     assert load_module(file).__name__ == "desk_agent.graph"
     assert [path.name for path in source_files(loaded)] == ["__init__.py", "graph.py", "state.py"]
+
+
+# langgraph.json
+
+PROJECT = """{
+  "dependencies": ["./lib", "langchain_openai"],
+  "graphs": {
+    "desk": "./src/desk/graph.py:made",
+    "flow": "flows.refund:graph",
+    "chat": {"path": "./chat.py:graph", "description": "Talks."}
+  },
+  "env": {"DESK_REGION": "eu", "DESK_SECRET": "hunter2"}
+}"""
+
+
+@pytest.fixture
+def desk_project(write: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A project with three graphs, as LangGraph's own command line takes it; gives its folder."""
+    for name in ("DESK_REGION", "DESK_SECRET"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    write("lib/flows/refund.py", HEAD + "from .parts import NAME\ngraph = builder.compile()\n")
+    write("lib/flows/parts.py", "NAME = 'refund'\n")
+    write(
+        "src/desk/graph.py", HEAD + "import os\nREGION = os.environ['DESK_REGION']\ndef made():\n    return builder\n"
+    )
+    write("chat.py", HEAD + "graph = builder.compile()\nother = builder.compile()\n")
+    return write("langgraph.json", PROJECT).parent
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [
+        ("desk", "graph.py:made"),
+        ("flow", "refund.py:graph"),
+        ("chat", "chat.py:graph"),
+        (".:flow", "refund.py:graph"),
+        ("src/desk/graph.py", "graph.py:made"),
+        ("chat.py", "chat.py:graph"),
+        ("chat.py:other", "chat.py:other"),
+    ],
+)
+@pytest.mark.usefixtures("desk_project")
+def test_a_graph_goes_by_its_name_in_langgraph_json(desk_project: Any, target: str, name: str) -> None:
+    """By every form of entry, by folder and name, and by the file that an entry names."""
+    loaded = load_graph(target, cwd=desk_project)
+    assert loaded.name == name
+    with loaded.open() as runnable:
+        assert runnable.node_names == ("agent",)
+
+
+def test_a_name_is_sought_upward_and_before_a_folder(desk_project: Any) -> None:
+    """From where the command is given; a folder of the same name stands back."""
+    (desk_project / "desk").mkdir()
+    assert load_graph("desk", cwd=desk_project).attribute == "made"
+    assert load_graph("chat", cwd=desk_project / "src").file == desk_project / "chat.py"
+
+
+def test_dependencies_are_importable_and_among_the_sources(desk_project: Any) -> None:
+    """A package without __init__.py too, as with LangGraph's own command line."""
+    loaded = load_graph("flow", cwd=desk_project)
+    assert str(desk_project / "lib") in sys.path
+    assert load_module(loaded.file).NAME == "refund"
+    assert [path.name for path in source_files(loaded)] == ["parts.py", "refund.py"]
+
+
+def test_the_environment_is_filled_up_and_its_values_are_never_told(
+    desk_project: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is set already stays; the note has names only."""
+    monkeypatch.setenv("DESK_REGION", "us")
+    loaded = load_graph("desk", cwd=desk_project)
+    assert load_module(loaded.file).REGION == "us"
+    assert os.environ["DESK_SECRET"] == "hunter2"
+    assert loaded.notes == ("DESK_SECRET set from langgraph.json (variables that were set already stay).",)
+
+
+def test_the_environment_may_stand_in_a_file(desk_project: Any, write: Any) -> None:
+    """NAME=value lines, with comments, quotes and export."""
+    write("langgraph.json", PROJECT.replace('{"DESK_REGION": "eu", "DESK_SECRET": "hunter2"}', '".env"'))
+    write(".env", "# ours\n\nexport DESK_REGION = 'eu # west'\nDESK_SECRET=a=b # not told\nno line\n")
+    loaded = load_graph("desk", cwd=desk_project)
+    assert (os.environ["DESK_REGION"], os.environ["DESK_SECRET"]) == ("eu # west", "a=b")
+    assert loaded.notes == ("DESK_REGION, DESK_SECRET set from .env (variables that were set already stay).",)
+
+
+def test_a_langgraph_json_that_names_another_file_is_nobodys(desk_project: Any, write: Any) -> None:
+    """Nothing is set or put on the path for it."""
+    before = list(sys.path)
+    write("own.py", HEAD + "graph = builder.compile()\n")
+    loaded = load_graph("own.py", cwd=desk_project)
+    assert (loaded.notes, loaded.folders, "DESK_SECRET" in os.environ) == ((), (), False)
+    assert str(desk_project / "lib") not in set(sys.path) - set(before)
+
+
+@pytest.mark.parametrize(
+    ("target", "written", "told"),
+    [
+        ("dsk", None, r"langgraph\.json has no graph 'dsk'\. Graphs there: chat, desk, flow\. Did you mean 'desk'\?"),
+        (".", None, r"names 3 graphs: chat, desk, flow\. Name one: agenttrain fit \.:chat"),
+        ("src", None, r"src is a folder without langgraph\.json\. Name the file .*: src/graph\.py"),
+        ("desk", {"desk": "./gone.py:graph"}, r"gives the graph 'desk'\. .*gone\.py is not a file"),
+        ("desk", {"desk": "./graph.py"}, r"gives the graph 'desk' as './graph\.py'\. Accepted: './path\.py:attribute'"),
+        ("desk", {"desk": "no.such:graph"}, r"gives the graph 'desk' as 'no\.such:graph'\. Accepted: "),
+        ("desk", {"desk": "./desk.ts:graph"}, r"gives the graph 'desk' as './desk\.ts:graph'\. Accepted: "),
+        ("desk", {}, r"langgraph\.json names no graphs\. Accepted: "),
+        ("desk", [], r"langgraph\.json names no graphs\. Accepted: "),
+    ],
+)
+def test_what_langgraph_json_does_not_give_is_told(
+    desk_project: Any, write: Any, target: str, written: Any, told: str
+) -> None:
+    """With what it has, or what is accepted."""
+    if written is not None:
+        write("langgraph.json", json.dumps({"graphs": written}))
+    with pytest.raises(GraphError, match=told):
+        load_graph(target, cwd=desk_project)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("dependencies", ["./nowhere"], r"names the dependency './nowhere', and .*/nowhere is no folder"),
+        ("env", "secrets.env", r"names env 'secrets\.env', and it can't be read \(FileNotFoundError\)"),
+    ],
+)
+def test_what_langgraph_json_needs_must_be_there(
+    desk_project: Any, write: Any, key: str, value: Any, told: str
+) -> None:
+    """Before the graph is imported."""
+    write("langgraph.json", json.dumps({**json.loads(PROJECT), key: value}))
+    with pytest.raises(GraphError, match=told):
+        load_graph("desk", cwd=desk_project)
+
+
+def test_a_missing_attribute_lists_decorated_factories(write: Any) -> None:
+    """They are what most people mean."""
+    file = write("graph.py", HEAD + "@trainable(model='m')\ndef desk():\n    return builder\n")
+    with pytest.raises(GraphError, match=r"graph\.py has no 'nothing'\. Graphs there: desk, builder\."):
+        load_graph(f"{file}:nothing")

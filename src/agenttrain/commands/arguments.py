@@ -15,7 +15,9 @@ from agenttrain.errors import AgenttrainError, ConfigError, EngineError, RunErro
 RUNS = Path("runs")
 FAILED, STOPPED = 1, 130
 
-Graph = Annotated[str, typer.Argument(help="graph.py or graph.py:attribute.", metavar="GRAPH")]
+Graph = Annotated[
+    str, typer.Argument(help="graph.py, graph.py:attribute, or a name in langgraph.json.", metavar="GRAPH")
+]
 Model = Annotated[str | None, typer.Option("--model", help="Folder or hub id of the policy.")]
 Engine = Annotated[str | None, typer.Option("--engine", help="What answers token ids: local, or a plugin's.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of the whole run.")]

@@ -27,7 +27,9 @@ from agenttrain.errors import ConfigError, TaskError
 def fit_command(
     graph: Annotated[
         str | None,
-        typer.Argument(help="graph.py or graph.py:attribute; may be left out with --resume.", metavar="[GRAPH]"),
+        typer.Argument(
+            help="graph.py, graph.py:attribute, or a name in langgraph.json; left out with --resume.", metavar="[GRAPH]"
+        ),
     ] = None,
     trainer: Annotated[str | None, typer.Option("--trainer", help="local, or a plugin's.")] = None,
     engine: Engine = None,
@@ -95,9 +97,10 @@ def _same_graph(graph: str | None, made_by: dict[str, object]) -> str:
         raise ConfigError("--resume goes on with a fit, and that run is an evaluation. Make it again: agenttrain eval.")
     own, attribute = Path(str(made_by["graph"])), made_by.get("attribute")
     if graph is not None:
-        path, colon, name = graph.rpartition(":")
-        file, named = (path, name) if colon and name.isidentifier() else (graph, attribute)
-        if Path(file).resolve() != own or named != attribute:
+        from agenttrain.graph.load import place_of
+
+        place = place_of(graph, Path.cwd())
+        if place.file != own or place.attribute not in (None, attribute):
             raise ConfigError(
                 f"--resume goes on with the run's own graph, {own}:{attribute}, and {graph} is another. Leave it out."
             )

@@ -1,4 +1,4 @@
-"""graph.py becomes a LoadedGraph: the user's object, found in the file, and the way to open it.
+"""graph.py, or a name in langgraph.json, becomes a LoadedGraph: the user's object and the way to open it.
 
 A file is imported once per process. Invariant: nothing of the user's is called before `open`, and what goes wrong in
 the user's file is told as one GraphError with file and line. Knows nothing of tasks or policies.
@@ -10,13 +10,12 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
-import json
 import os
 import re
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from langgraph.graph import StateGraph
 from langgraph.pregel import Pregel
 
 from agenttrain.errors import AgenttrainError, GraphError
+from agenttrain.graph.langgraph_json import NAME, Entry, Project, find_project, read_project
 from agenttrain.graph.runnable import RunnableGraph, opened
 from agenttrain.trainable import Trainable, trainable_of, trainables_in
 
@@ -45,6 +45,10 @@ class LoadedGraph:
     """The object of that name: graph, StateGraph, entrypoint, factory or context manager."""
     trainable: Trainable | None
     """What @trainable noted for it. None: it is not decorated."""
+    folders: tuple[Path, ...] = ()
+    """Local dependencies that langgraph.json put on sys.path."""
+    notes: tuple[str, ...] = ()
+    """What a user should know of how it was found."""
 
     @property
     def name(self) -> str:
@@ -60,32 +64,120 @@ class LoadedGraph:
         return _open(self)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a target points to, before anything is imported."""
+
+    file: Path
+    module: str | None = None
+    """Dotted name to import it by. None: by its path."""
+    attribute: str | None = None
+    project: Project | None = None
+    """The langgraph.json that names the file. None: there is none."""
+    broken: GraphError | None = None
+    """What is wrong with the nearest langgraph.json, which may name the file."""
+
+
 def load_graph(target: str, *, cwd: Path | None = None) -> LoadedGraph:
-    """Find the graph that `path.py` or `path.py:attribute` names.
+    """Find the graph that `path.py`, `path.py:attribute`, a name in langgraph.json, or a folder with one names.
 
     Without an attribute: the single @trainable of the file, else what langgraph.json names there, else the single
-    graph of the file.
+    graph of the file. Where a langgraph.json names the file, its local dependencies are put on sys.path, and the
+    variables of its `env` that are not set are set.
 
     Args:
-        cwd: what a relative path is relative to. None: the current directory.
+        cwd: what a relative path is relative to, and where langgraph.json is sought. None: the current directory.
 
     Raises:
-        GraphError: no such file, an import that fails, no such attribute, or several candidates.
+        GraphError: no such file or name, an import that fails, no such attribute, or several candidates.
     """
-    path, attribute = _split_target(target)
-    file = ((cwd or Path.cwd()) / path).resolve()
-    if not file.is_file():
-        raise GraphError(_missing_file_text(path, file))
-    module = load_module(file)
-    name = attribute or _only_trainable(file, module) or _langgraph_json_name(file) or _only_graph(file, module)
+    place = place_of(target, cwd or Path.cwd())
+    notes = place.project.make_ready() if place.project is not None else ()
+    file, module = place.file, load_module(place.file, place.module)
+    name = place.attribute or _only_trainable(file, module) or _named_by_project(place) or _only_graph(file, module)
     if not hasattr(module, name):
         raise GraphError(_missing_attribute_text(file, module, name))
     found = getattr(module, name)
-    return LoadedGraph(file=file, attribute=name, target=found, trainable=trainable_of(found))
+    return LoadedGraph(
+        file=file,
+        attribute=name,
+        target=found,
+        trainable=trainable_of(found),
+        folders=tuple(place.project.folders) if place.project is not None else (),
+        notes=notes,
+    )
 
 
-def load_module(file: Path) -> ModuleType:
+def place_of(target: str, cwd: Path) -> Place:
+    """Where a target points to; nothing is imported.
+
+    Raises:
+        GraphError: no such file or name, or several graphs in a folder's langgraph.json.
+    """
+    path, attribute = _split_target(target)
+    place = (cwd / path).resolve()
+    if place.is_file():
+        return _place_of_file(place, attribute)
+    is_name = "/" not in path and os.sep not in path and not path.endswith(".py") and path not in (".", "..")
+    found = find_project(cwd.resolve()) if is_name and attribute is None else None
+    if found is not None and (not place.is_dir() or path in read_project(found).names):
+        return _place_of_entry(read_project(found), path)
+    if not place.is_dir():
+        raise GraphError(_missing_file_text(path, place))
+    if not (place / NAME).is_file():
+        raise GraphError(f"{place} is a folder without {NAME}. Name the file that holds your graph: {path}/graph.py")
+    project = read_project(place / NAME)
+    if attribute is None and len(project.names) > 1:
+        raise GraphError(
+            f"{project.path} names {len(project.names)} graphs: {', '.join(project.names)}. "
+            f"Name one: agenttrain fit {path}:{project.names[0]}"
+        )
+    return _place_of_entry(project, attribute or project.names[0])
+
+
+def _place_of_entry(project: Project, name: str) -> Place:
+    entry = project.entry(name)
+    if not entry.file.is_file():
+        raise GraphError(f"{project.path} gives the graph {name!r}. {_missing_file_text(str(entry.file), entry.file)}")
+    return Place(file=entry.file, module=entry.module, attribute=entry.attribute, project=project)
+
+
+def _place_of_file(file: Path, attribute: str | None) -> Place:
+    """A file, with the nearest langgraph.json if that names it."""
+    found = find_project(file.parent)
+    if found is None:
+        return Place(file=file, attribute=attribute)
+    try:
+        project = read_project(found)
+    except GraphError as error:
+        return Place(file=file, attribute=attribute, broken=error)
+    entries = _entries_of(project, file)
+    if not entries:
+        return Place(file=file, attribute=attribute)
+    return Place(file=file, module=entries[0].module, attribute=attribute, project=project)
+
+
+def _entries_of(project: Project, file: Path) -> list[Entry]:
+    return [entry for entry in project.entries() if entry.file == file]
+
+
+def _named_by_project(place: Place) -> str | None:
+    """The attribute that langgraph.json names for a file, when it names one.
+
+    Raises:
+        GraphError: it is needed and can't be read.
+    """
+    if place.broken is not None:
+        raise place.broken
+    names = {entry.attribute for entry in _entries_of(place.project, place.file)} if place.project else set()
+    return next(iter(names)) if len(names) == 1 else None
+
+
+def load_module(file: Path, name: str | None = None) -> ModuleType:
     """The module of a file, imported at most once per process, under one name, with its siblings importable.
+
+    Args:
+        name: dotted name to import it by, as langgraph.json gives it. None: by its path.
 
     Raises:
         GraphError: the import raised; names file, line and exception.
@@ -93,17 +185,22 @@ def load_module(file: Path) -> ModuleType:
     file = file.resolve()
     with _lock:
         if file not in _modules:
-            _modules[file] = _imported(file)
+            _modules[file] = _imported(file, name)
         return _modules[file]
 
 
 def source_files(loaded: LoadedGraph) -> list[Path]:
-    """graph.py and the modules under its folder that are imported by now, sorted; installed packages left out."""
-    folder = _import_root(loaded.file)
+    """graph.py and the modules under its folder, or under a local dependency, that are imported by now, sorted.
+
+    Installed packages are left out.
+    """
+    folders = {_import_root(loaded.file), *loaded.folders}
     files = {loaded.file}
     for name, module in list(sys.modules.items()):
         source = getattr(module, "__file__", None)
-        if source and name.partition(".")[0] != "agenttrain" and _is_local(source, folder):
+        if not source or name.partition(".")[0] == "agenttrain":
+            continue
+        if any(_is_local(source, folder) for folder in folders):
             files.add(Path(source).resolve())
     return sorted(files)
 
@@ -137,7 +234,8 @@ def _missing_attribute_text(file: Path, module: ModuleType, name: str) -> str:
     names = [n for n in vars(module) if not n.startswith("_")]
     close = difflib.get_close_matches(name, names, n=1)
     hint = f" Did you mean '{file.name}:{close[0]}'?" if close else ""
-    return f"{file.name} has no {name!r}. Graphs there: {_listed(_candidates(module))}.{hint}"
+    graphs = list(dict.fromkeys([*trainables_in(module), *_candidates(module)]))
+    return f"{file.name} has no {name!r}. Graphs there: {_listed(graphs)}.{hint}"
 
 
 def _import_root(file: Path) -> Path:
@@ -148,19 +246,21 @@ def _import_root(file: Path) -> Path:
     return folder
 
 
-def _imported(file: Path) -> ModuleType:
-    root = _import_root(file)
-    _forget_namesakes(root)
+def _imported(file: Path, name: str | None) -> ModuleType:
+    root = _import_root(file) if name is None else file.parents[_depth(file, name)]
+    _forget_namesakes(root, name)
     before = set(sys.modules)
     try:
         with _first_on_path(root):
+            if name is not None:
+                return importlib.import_module(name)
             return _import_package_module(file, root) if root != file.parent else _import_file(file)
     except AgenttrainError:
         raise
     except (Exception, SystemExit) as error:
-        for name in set(sys.modules) - before:
-            if _is_local(getattr(sys.modules[name], "__file__", None) or "", root):
-                del sys.modules[name]
+        for new in set(sys.modules) - before:
+            if _is_local(getattr(sys.modules[new], "__file__", None) or "", root):
+                del sys.modules[new]
         raise GraphError(_import_error_text(file, error)) from error
 
 
@@ -195,14 +295,21 @@ def _first_on_path(folder: Path) -> Iterator[None]:
             sys.path.append(entry)
 
 
-def _forget_namesakes(root: Path) -> None:
+def _depth(file: Path, name: str) -> int:
+    """How many folders above its own a module's dotted name begins."""
+    return name.count(".") + (file.name == "__init__.py")
+
+
+def _forget_namesakes(root: Path, name: str | None) -> None:
     """Drop modules of graphs loaded before from other folders that this folder has under the same name."""
     others = {_import_root(file) for file in _modules} - {root}
     names = {path.stem for path in root.glob("*.py")} | {path.parent.name for path in root.glob("*/__init__.py")}
-    for name in [name for name in list(sys.modules) if name.partition(".")[0] in names]:
-        source = getattr(sys.modules[name], "__file__", None)
+    if name is not None:
+        names.add(name.partition(".")[0])
+    for old in [old for old in list(sys.modules) if old.partition(".")[0] in names]:
+        source = getattr(sys.modules[old], "__file__", None)
         if source and any(_is_local(source, other) for other in others):
-            del sys.modules[name]
+            del sys.modules[old]
 
 
 def _import_error_text(file: Path, error: BaseException) -> str:
@@ -270,28 +377,6 @@ def _several_text(file: Path, names: list[str], what: str) -> str:
 
 def _listed(names: list[str]) -> str:
     return ", ".join(names) or "none"
-
-
-def _langgraph_json_name(file: Path) -> str | None:
-    """The attribute that the nearest langgraph.json names for this file, when it names one."""
-    found = next((f / "langgraph.json" for f in file.parents if (f / "langgraph.json").is_file()), None)
-    if found is None:
-        return None
-    try:
-        graphs = json.loads(found.read_text())["graphs"]
-        specs = [_spec_text(value) for value in graphs.values()]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise GraphError(
-            f'{found} can\'t be read ({_named(error)}), and {file.name} needs it. Accepted: {{"graphs": {{"name": '
-            f'"./{file.name}:graph"}}}}; or name the object: {file.name}:graph'
-        ) from error
-    pairs = [spec.rpartition(":") for spec in specs]
-    names = {name for path, colon, name in pairs if colon and (found.parent / path).resolve() == file}
-    return next(iter(names)) if len(names) == 1 else None
-
-
-def _spec_text(value: str | Mapping[str, str]) -> str:
-    return value if isinstance(value, str) else value["path"]
 
 
 @contextmanager
