@@ -24,6 +24,7 @@ Commands:
   eval     Roll out tasks once more, and report.
   inspect  Look at a run's rollouts, token by token.
   plugins  List plugins, and why some were left out.
+  doctor   Check that versions, machine and model fit together.
 """
 HEAVY = ("torch", "transformers", "langgraph", "langchain_core", "renderers", "openai", "sqlite3")
 
@@ -58,7 +59,7 @@ def test_version(command: Any) -> None:
     assert command("--version").out == f"agenttrain {__version__}\n"
 
 
-@pytest.mark.parametrize("name", ["fit", "eval", "inspect", "plugins"])
+@pytest.mark.parametrize("name", ["fit", "eval", "inspect", "plugins", "doctor"])
 def test_every_command_explains_its_options(command: Any, name: str) -> None:
     """Each option has a line of help."""
     done = command(name, "--help")

@@ -9,17 +9,19 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
 from agenttrain import __version__
 from agenttrain.commands.arguments import print_error
+from agenttrain.commands.doctor import doctor_command
 from agenttrain.commands.eval import eval_command
 from agenttrain.commands.fit import fit_command
 from agenttrain.commands.inspect import inspect_command
 from agenttrain.commands.plugins import plugins_command
-from agenttrain.errors import AgenttrainError
+from agenttrain.errors import AgenttrainError, PluginError
 
 WRONG_USE = 2
 EXIT_WAIT_S = 3.0
@@ -37,6 +39,7 @@ app.command("fit", short_help="Measure a baseline, train, measure again.")(fit_c
 app.command("eval", short_help="Roll out tasks once more, and report.")(eval_command)
 app.command("inspect", short_help="Look at a run's rollouts, token by token.")(inspect_command)
 app.command("plugins", short_help="List plugins, and why some were left out.")(plugins_command)
+app.command("doctor", short_help="Check that versions, machine and model fit together.")(doctor_command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -68,7 +71,7 @@ def main(args: list[str] | None = None) -> None:
 
 def _exit_code(args: list[str] | None) -> int:
     try:
-        _register_plugin_commands(app)
+        _register_plugin_commands(app, sys.argv[1:] if args is None else args)
         app(args, prog_name="agenttrain")
     except AgenttrainError as error:
         print_error(error)
@@ -90,9 +93,17 @@ def _end_in_any_case(code: int) -> None:
     threading.Thread(target=end, name="agenttrain-exit", daemon=True).start()
 
 
-def _register_plugin_commands(into: Any) -> None:
-    """Commands of installed plugins; a broken plugin is told of by `agenttrain plugins`, and stops nothing here."""
+def _register_plugin_commands(into: Any, args: Sequence[str]) -> None:
+    """Commands of installed plugins; a broken plugin is told of by `agenttrain plugins`, and stops nothing here.
+
+    Raises:
+        PluginError: two plugins that register one name, or a wrong AGENTTRAIN_PLUGINS. The doctor goes on and tells it.
+    """
     from agenttrain.config import environment
     from agenttrain.plugins import Plugins
 
-    Plugins.load(only=environment("AGENTTRAIN_PLUGINS")).register_commands(into)
+    try:
+        Plugins.load(only=environment("AGENTTRAIN_PLUGINS")).register_commands(into)
+    except PluginError:
+        if "doctor" not in args[:1]:
+            raise
