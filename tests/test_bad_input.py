@@ -98,7 +98,50 @@ builder.add_edge("agent", "judge")
     new_project(body)
     said = refused("fit", "graph.py")
     assert said.startswith("RoleError: The graph calls ChatOpenAI:gpt-5, and ChatOpenAI:gpt-4o: two models, and ")
-    assert 'Add to @trainable: auxiliary=["model:gpt-5"] if your own model answers there' in said
+    assert said.endswith(
+        'Add to @trainable: auxiliary=["model:gpt-5"] if your own model answers there, or frozen=["model:gpt-5"] if '
+        'the policy answers there and is not trained on it, or train=["model:gpt-4o", "model:gpt-5"] if the policy '
+        "learns both."
+    )
+
+
+NODES = """
+builder.add_node("agent", agent)
+builder.add_node("summarize", agent)
+builder.set_entry_point("agent")
+builder.add_edge("agent", "summarize")
+"""
+
+
+def test_a_selector_that_misspells_a_node(new_project: Any, refused: Refused) -> None:
+    """At start, with the nodes seen, subgraphs' too."""
+    body = NODES.replace('node("summarize", agent)', 'node("summarize", inner)')
+    body = "inner = StateGraph(MessagesState)" + body + "\n"
+    body = body.replace(
+        "\nbuilder",
+        "\ninner.add_node('write', agent)\ninner.set_entry_point('write')\ninner = inner.compile()\nbuilder",
+        1,
+    )
+    decorated = "graph = trainable(builder, model=POLICY, tasks='tasks.jsonl', verifier=score, frozen=['summarise'])\n"
+    new_project(body, decorated=decorated)
+    said = refused("fit", "graph.py", "--dry-run")
+    assert said.startswith(
+        "RoleError: frozen=['summarise'] names no node that can be seen before the graph runs. Seen: agent, summarize, "
+        "write. Did you mean 'summarize'? For a node that is made while the graph runs write a predicate: "
+    )
+
+
+def test_a_selector_of_a_node_that_is_not_seen_yet(new_project: Any, command: Any) -> None:
+    """It may appear when the graph runs: a note, and other kinds of selectors are left alone."""
+    selectors = "frozen=['summarize', 'tag:x', 'model:y', 'source:z', lambda site: False], auxiliary=['node:judge']"
+    decorated = f"graph = trainable(builder, model=POLICY, tasks='tasks.jsonl', verifier=score, {selectors})\n"
+    new_project(NODES, decorated=decorated)
+    done = command("fit", "graph.py", "--dry-run", "--json")
+    assert done.code == 0, done.err
+    assert [note for note in done.json["notes"] if "names no node" in note] == [
+        "auxiliary=['node:judge'] names no node that can be seen before the graph runs. Seen: agent, summarize. "
+        "If no call matches it in the first evaluation, the run ends there."
+    ]
 
 
 def test_a_misspelt_hook(new_project: Any, refused: Refused) -> None:
@@ -183,11 +226,24 @@ def test_no_task_to_train_on(project: Any, refused: Refused, task_rows: list[dic
 # The policy
 
 
-def test_no_policy_folder(project: Any, refused: Refused) -> None:
-    """Neither a folder nor a hub id."""
-    said = refused("fit", "graph.py", "--model", "/nowhere/policy")
-    assert said.startswith("ModelError: '/nowhere/policy' is no folder, and can't be fetched as a hub id")
-    assert said.endswith("Name the folder of a Hugging Face model with --model.")
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        ("/nowhere/policy", "/nowhere/policy is no folder: /nowhere isn't there either. Name the folder of a Hugging"),
+        ("./polcy", "/desk/polcy is no folder. Folders in {here}: policy. Did you mean '{here}/policy'?"),
+        ("some/folder/below", "some/folder/below is no folder: some/folder isn't there either. Name the folder of a"),
+        ("own-er/no-such-model", "'own-er/no-such-model' is no folder, and can't be fetched as a hub id ("),
+    ],
+)
+def test_no_policy_folder(
+    project: Any, refused: Refused, model: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A path is told as one, with its neighbours; what may be a hub id is asked for there."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    (project.folder / "policy").mkdir()
+    said = refused("fit", "graph.py", "--model", model)
+    assert said.startswith("ModelError: ")
+    assert told.format(here=project.folder) in said
 
 
 def test_no_policy_named(new_project: Any, refused: Refused) -> None:

@@ -67,6 +67,84 @@ def test_langsmith_names_are_taken(tmp_path: Path) -> None:
     assert (task.input, task.reference) == ({"q": 1}, {"a": 2})
 
 
+EXAMPLE = {
+    "id": "0b8e5c0e-1f3a-4a35-9d5c-1f0c7d3c1a10",
+    "dataset_id": "7f6a4a52-6a0e-4c36-8f0b-52b41d1c8a11",
+    "created_at": "2026-01-05T10:00:00Z",
+    "modified_at": "2026-01-05T10:00:00Z",
+    "source_run_id": None,
+    "name": "#0b8e @ refunds",
+    "attachments": None,
+    "inputs": {"q": 1},
+    "outputs": {"a": 2},
+    "metadata": {"dataset_split": ["test", "hard"], "kind": "refund"},
+}
+"""One example of a dataset, as LangSmith exports it."""
+
+
+@pytest.mark.parametrize("form", ["lines", "an array", "under examples"])
+def test_an_export_of_langsmith_is_read_as_it_is(tmp_path: Path, form: str) -> None:
+    """JSON lines or one JSON value, pretty-printed or not; what a task has no use for is passed over."""
+    other = {**EXAMPLE, "id": "b", "metadata": {"dataset_split": ["train"]}}
+    text = {
+        "lines": json.dumps(EXAMPLE) + "\n" + json.dumps(other),
+        "an array": json.dumps([EXAMPLE, other]),
+        "under examples": json.dumps({"examples": [EXAMPLE, other]}, indent=2),
+    }
+    first, second = read_tasks(write(tmp_path, text[form]))
+    assert first == Task(
+        id=str(EXAMPLE["id"]),
+        input={"q": 1},
+        reference={"a": 2},
+        split="held_out",
+        metadata={"dataset_split": ["test", "hard"], "kind": "refund"},
+    )
+    assert (second.id, second.split) == ("b", "train")
+
+
+@pytest.mark.parametrize(
+    ("row", "split"),
+    [
+        ({"split": "test"}, "held_out"),
+        ({"split": ["validation"]}, "held_out"),
+        ({"split": ["base", "train"]}, "train"),
+        ({"split": ["base"]}, None),
+        ({"split": []}, None),
+        ({"metadata": {"split": "train"}}, "train"),
+        ({"metadata": {"dataset_split": ["base", "hard"]}}, None),
+        ({"split": "train", "metadata": {"dataset_split": ["test"]}}, "train"),
+    ],
+)
+def test_splits_under_langsmiths_names(tmp_path: Path, row: dict[str, Any], split: str | None) -> None:
+    """Its test and validation are held out; base is none, and a row's own split is the first word."""
+    rows = [{"id": str(i), "inputs": {}, **row} for i in range(50)]
+    expected = [split or split_of(str(i)) for i in range(50)]
+    assert [task.split for task in read_tasks(write(tmp_path, *rows))] == expected
+
+
+def test_reference_outputs_stands_for_reference(tmp_path: Path) -> None:
+    """As LangSmith's SDK calls what is uploaded."""
+    (task,) = read_tasks(write(tmp_path, {"id": "a", "inputs": {}, "reference_outputs": {"a": 2}}))
+    assert task.reference == {"a": 2}
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"split": ["train", "test"]}, "tasks.jsonl[2] is in the splits train, test: it can't be trained on and held"),
+        ({"split": ["hard"]}, 'tasks.jsonl[2]: "split" is [\'hard\']. Write "train" or "held_out"'),
+        ({"attachments": {"a.png": {}}}, "tasks.jsonl[2] has 'attachments', and a task holds no files. Put what"),
+        ({"outputs": {}, "reference_outputs": {}}, "tasks.jsonl[2] has 'reference' twice"),
+        ({"referenceoutputs": {}}, "Did you mean 'reference_outputs'?"),
+        ({"id": "a"}, "tasks.jsonl[2] has the id 'a', which row 1 has too."),
+    ],
+)
+def test_a_bad_row_of_an_array_is_named_by_its_place(tmp_path: Path, row: dict[str, Any], told: str) -> None:
+    """From 1, as people count."""
+    rows = [{"id": "a", "inputs": {}}, {"id": "b", "inputs": {}, **row}]
+    assert told in refusal(tmp_path, json.dumps(rows))
+
+
 def test_blank_lines_a_mark_and_line_separators_inside_text_are_no_rows(tmp_path: Path) -> None:
     """Only newlines end a row; a byte order mark at the front is nothing."""
     path = write(tmp_path, '\ufeff{"id": "a", "input": {"q": "x\u2028y"}}', "", "  ", {"id": "b", "input": {}})
@@ -101,7 +179,7 @@ def test_null_keys_are_left_out_keys(tmp_path: Path) -> None:
         ({"id": "b", "input": {}, "inputs": {}}, "has 'input' twice", "Keep one"),
         ({"id": True, "input": {}}, '"id" is True', 'Write "id": "1"'),
         ({"id": "", "input": {}}, "\"id\" is ''", 'Write "id": "1"'),
-        ({"id": "b", "input": {}, "split": "test"}, "\"split\" is 'test'", 'Write "train" or "held_out"'),
+        ({"id": "b", "input": {}, "split": "tset"}, "\"split\" is 'tset'", 'Write "train" or "held_out"'),
         ({"id": "b", "input": {}, "metadata": [1]}, '"metadata" is a list', 'Write "metadata": {…}'),
         ({"id": "b", "input": {}, "context": 3}, '"context" is a number', 'Write "context": {…}'),
         ({"id": "a", "input": {}}, "tasks.jsonl:2 has the id 'a', which line 1 has too", "its own id"),

@@ -6,6 +6,7 @@ and template are tried. Nothing is written and no rollout is made.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import inspect
 import json
@@ -22,8 +23,8 @@ from agenttrain.config import Config, anchored, environment, find_file, read_fil
 from agenttrain.errors import ConfigError, ModelError, TaskError
 from agenttrain.graph.human import check_on_interrupt
 from agenttrain.graph.load import LoadedGraph, load_graph, load_module, source_files
-from agenttrain.graph.models import models_of
-from agenttrain.graph.roles import RoleBook
+from agenttrain.graph.models import models_of, nodes_of
+from agenttrain.graph.roles import RoleBook, check_nodes
 from agenttrain.graph.runnable import RunnableGraph
 from agenttrain.graph.world import check_setup
 from agenttrain.plugins import Plugins
@@ -67,6 +68,7 @@ def prepare(
     cwd: Path,
     flags: Mapping[str, Any],
     saved: Mapping[str, Any] | None = None,
+    evaluated_run: Mapping[str, Any] | None = None,
     needs_policy: bool = True,
     task_file: Path | None = None,
     split: str | None = None,
@@ -77,7 +79,9 @@ def prepare(
     Args:
         target: graph.py, graph.py:attribute, a name in langgraph.json, or a folder with one.
         flags: tables that the command line set; the last word.
-        saved: the tables of a run that goes on; they stand in for decorator and file.
+        saved: the tables of a run that goes on; they stand in for decorator and file, and what its baseline was
+            measured by can't change.
+        evaluated_run: the tables of a run whose policy is evaluated; they stand in for decorator and file.
         task_file: tasks instead of the configured ones; all of them are evaluated unless `split` is given.
         extra_plugins: plugins that are no installed distribution, by name.
 
@@ -89,7 +93,7 @@ def prepare(
     plugins = Plugins.load(only=environment("AGENTTRAIN_PLUGINS"), graph_module=load_module(loaded.file))
     for name, plugin in (extra_plugins or {}).items():
         plugins.add(plugin, name)
-    layers = _layers(loaded, noted, flags, saved, cwd)
+    layers = _layers(loaded, noted, flags, saved or evaluated_run, cwd)
     config = with_algorithm(resolve(*layers, plugin_tables=plugins.table_names))
     if saved is not None:
         _refuse_changed(resolve(*layers[:1], plugin_tables=plugins.table_names), config)
@@ -98,8 +102,7 @@ def prepare(
     plugins.advantage(chosen(config.trainer).advantage)
     with loaded.open() as graph:
         input_schema, context_schema = graph.input_schema() or {}, graph.context_schema()
-        if needs_policy:
-            _refuse_second_model(graph, noted)
+        nodes = _check_roles(graph, noted) if needs_policy else ()
     _check_functions(noted, target)
     file = task_file or _task_file(config, noted, target)
     tasks = read_tasks(file)
@@ -125,7 +128,7 @@ def prepare(
         held_out=evaluated,
         model=model,
         renderer=renderer,
-        notes=(*loaded.notes, *warnings, *_notes(evaluated, renderer)),
+        notes=(*loaded.notes, *nodes, *warnings, *_notes(evaluated, renderer)),
     )
 
 
@@ -164,6 +167,8 @@ def model_folder(config: Config) -> Path:
             raise ModelError(f"{path} holds no config.json: it is no Hugging Face model folder. Name one with --model.")
         _check_weights(path)
         return path.resolve()
+    if path.is_absolute() or config.model.startswith((".", "~")) or config.model.count("/") > 1:
+        raise ModelError(_no_folder_text(path))
     try:
         from huggingface_hub import snapshot_download
 
@@ -173,6 +178,16 @@ def model_folder(config: Config) -> Path:
             f"{config.model!r} is no folder, and can't be fetched as a hub id ({type(error).__name__}). "
             "Name the folder of a Hugging Face model with --model."
         ) from None
+
+
+def _no_folder_text(path: Path) -> str:
+    """What is said of a name that can only be meant as a path."""
+    if not path.parent.is_dir():
+        return f"{path} is no folder: {path.parent} isn't there either. Name the folder of a Hugging Face model."
+    near = sorted(folder.name for folder in path.parent.iterdir() if folder.is_dir())
+    close = difflib.get_close_matches(path.name, near, n=1)
+    hint = f"Did you mean {str(path.parent / close[0])!r}?" if close else "Name the folder of a Hugging Face model."
+    return f"{path} is no folder. Folders in {path.parent}: {', '.join(near[:8]) or 'none'}. {hint}"
 
 
 def _check_weights(folder: Path) -> None:
@@ -272,13 +287,19 @@ def _check_functions(noted: Trainable | None, target: str) -> None:
         check_on_interrupt(noted.on_interrupt)
 
 
-def _refuse_second_model(graph: RunnableGraph, noted: Trainable | None) -> None:
-    """Tell at start what the first call of a second model would tell: that somebody has to say who answers it."""
+def _check_roles(graph: RunnableGraph, noted: Trainable | None) -> tuple[str, ...]:
+    """Tell at start what the first calls would tell; gives notes on selectors whose nodes are not seen yet.
+
+    Raises:
+        RoleError: a selector that misspells a node, or a second model of which nothing is declared.
+    """
     if noted is not None and (noted.train or noted.frozen or noted.auxiliary):
-        return
+        selectors = {"train": noted.train, "frozen": noted.frozen, "auxiliary": noted.auxiliary}
+        return check_nodes(selectors, nodes_of(graph))
     roles = RoleBook()
     for model_class, name, base_url in models_of(graph):
         roles.role(CallSite(model_class=model_class, model_name=name, base_url=base_url))
+    return ()
 
 
 def _renderer(config: Config, model: Path) -> Renderer:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from agenttrain.errors import TaskError
 from agenttrain.records import Split, Task
@@ -23,8 +23,20 @@ HELD_OUT_SHARE = 0.2
 FEW_TASKS = 100
 """Fewer held-out tasks than this are worth a warning."""
 ROW_KEYS = ("id", "input", "reference", "split", "metadata", "context")
-LANGSMITH_NAMES = {"inputs": "input", "outputs": "reference"}
+LANGSMITH_NAMES = {"inputs": "input", "outputs": "reference", "reference_outputs": "reference"}
 """LangSmith's names, each to ours."""
+LANGSMITH_RECORDS = ("dataset_id", "dataset_name", "created_at", "modified_at", "source_run_id", "name", "runs")
+"""What LangSmith's export of an example also holds, of which a task needs nothing."""
+LANGSMITH_ATTACHMENTS = ("attachments", "attachment_urls")
+"""Its files, which no task can hold; a key without any is passed over."""
+LANGSMITH_SPLITS: Mapping[str, Split | None] = {
+    "train": "train",
+    "held_out": "held_out",
+    "test": "held_out",
+    "validation": "held_out",
+    "base": None,
+}
+"""Names of splits, ours and LangSmith's usual ones, each to ours; "base" is its name for no split."""
 
 _Z_95 = 1.959964
 _Z_POWER_80 = 0.841621
@@ -32,29 +44,31 @@ _KINDS = {dict: "an object", list: "a list", str: "a string", bool: "a bool", in
 
 
 def read_tasks(path: Path) -> tuple[Task, ...]:
-    """The tasks of a JSONL file, in file order.
+    """The tasks of a file, in file order: JSON lines, a JSON array of rows, or an object with them under "examples".
 
-    A row is `{"id", "input", "reference", "split", "metadata", "context"}`; `inputs` and `outputs` are taken for
-    `input` and `reference`. A row without an id is named by its hash, one without a split is held out by the hash of
-    its id with a chance of 20 %. Where no row names a split and chance holds none out, a fifth is, the smallest hashes.
+    A row is `{"id", "input", "reference", "split", "metadata", "context"}`. LangSmith's export of a dataset is read as
+    it is: `inputs` for `input`, `outputs` or `reference_outputs` for `reference`, and its splits "test" and
+    "validation" for held_out, in `split` or in `metadata.split` or `metadata.dataset_split`, alone or in a list. A row
+    without an id is named by its hash, one without a split is held out by the hash of its id with a chance of 20 %.
+    Where no row names a split and chance holds none out, a fifth is, the smallest hashes.
 
     Raises:
         TaskError: naming file and line, what was seen, what is accepted and what to do.
     """
     tasks: list[Task] = []
-    line_by_id: dict[str, int] = {}
+    place_by_id: dict[str, str] = {}
     named: set[str] = set()
-    for line, text in _lines(path):
-        row = _row(text, f"{path}:{line}")
-        task = _task(row, f"{path}:{line}")
-        if row.get("split") is not None:
+    for place, where, read in _rows(path):
+        row = _under_own_names(read, where)
+        task = _task(row, where)
+        if _named_split(row, where) is not None:
             named.add(task.id)
-        if task.id in line_by_id:
+        if task.id in place_by_id:
             raise TaskError(
-                f"{path}:{line} has the id {task.id!r}, which line {line_by_id[task.id]} has too. "
+                f"{where} has the id {task.id!r}, which {place_by_id[task.id]} has too. "
                 "Give each row its own id (a row without one is named by its content)."
             )
-        line_by_id[task.id] = line
+        place_by_id[task.id] = place
         tasks.append(task)
     if not tasks:
         raise TaskError(f'{path} holds no tasks. Write one JSON object a line: {{"id": "1", "input": {{…}}}}.')
@@ -159,32 +173,56 @@ def check_against_schema(
     return warnings
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Number and text of each line that is not blank."""
+def _rows(path: Path) -> Iterator[tuple[str, str, Any]]:
+    """Each row's place in the file, the same with the file, and its JSON value."""
+    text = _text(path)
+    examples = _examples(text)
+    if examples is not None:
+        for number, row in enumerate(examples, 1):
+            yield f"row {number}", f"{path}[{number}]", row
+        return
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            where = f"{path}:{number}"
+            try:
+                yield f"line {number}", where, json.loads(line)
+            except (json.JSONDecodeError, RecursionError) as error:
+                raise TaskError(f"{where} is not JSON ({error}). Write one whole JSON object on each line.") from error
+
+
+def _text(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise TaskError(f"{path} can't be read ({error.strerror}). Name the task file: tasks='tasks.jsonl'.") from error
     except UnicodeDecodeError as error:
         raise TaskError(f"{path} is not UTF-8 text ({error}). Save it as UTF-8.") from error
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            yield number, line
 
 
-def _row(text: str, where: str) -> dict[str, Any]:
-    """One line as a row under our own names."""
+def _examples(text: str) -> list[Any] | None:
+    """The rows of a text that is one JSON array, or one object with "examples". None: it is JSON lines."""
     try:
-        row = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise TaskError(f"{where} is not JSON ({error}). Write one whole JSON object on each line.") from error
+        whole = json.loads(text)
+    except (json.JSONDecodeError, RecursionError):
+        return None
+    if isinstance(whole, dict) and isinstance(whole.get("examples"), list):
+        whole = whole["examples"]
+    return whole if isinstance(whole, list) and all(isinstance(row, dict) for row in whole) else None
+
+
+def _under_own_names(row: Any, where: str) -> dict[str, Any]:
+    """A row under our own names."""
     if not isinstance(row, dict):
         raise TaskError(f'{where} is {_kind(row)}, and a row is an object: {{"id": "1", "input": {{…}}}}.')
     named: dict[str, Any] = {}
     for key, value in row.items():
         name = LANGSMITH_NAMES.get(key, key)
+        if name in LANGSMITH_RECORDS or (name in LANGSMITH_ATTACHMENTS and not value):
+            continue
+        if name in LANGSMITH_ATTACHMENTS:
+            raise TaskError(f"{where} has {key!r}, and a task holds no files. Put what the graph needs into its input.")
         if name not in ROW_KEYS:
-            raise TaskError(f"{where} has the unknown key {key!r}. {_accepted(key, ROW_KEYS)}")
+            raise TaskError(f"{where} has the unknown key {key!r}. {_accepted(key, (*ROW_KEYS, *LANGSMITH_NAMES))}")
         if name in named:
             raise TaskError(f"{where} has {name!r} twice, once under LangSmith's name. Keep one.")
         named[name] = value
@@ -216,13 +254,35 @@ def _task_id(row: Mapping[str, Any], where: str) -> str:
 
 def _split(row: Mapping[str, Any], task_id: str, where: str) -> Split:
     """The row's split, or the one its id falls into."""
+    return _named_split(row, where) or split_of(task_id)
+
+
+def _named_split(row: Mapping[str, Any], where: str) -> Split | None:
+    """The split that a row names. None: it names none."""
     given = row.get("split")
-    if given is None:
-        return split_of(task_id)
-    for split in get_args(Split):
-        if given == split:
-            return split  # type: ignore[no-any-return]
-    raise TaskError(f'{where}: "split" is {given!r}. Write "train" or "held_out", or leave it out.')
+    metadata = row.get("metadata")
+    if given is None and isinstance(metadata, Mapping):
+        return _split_in_metadata(metadata, where)
+    names = given if isinstance(given, list) else [] if given is None else [given]
+    for name in names:
+        if not isinstance(name, str) or name not in LANGSMITH_SPLITS:
+            raise TaskError(f'{where}: "split" is {given!r}. Write "train" or "held_out", or leave it out.')
+    return _one_split(names, where)
+
+
+def _split_in_metadata(metadata: Mapping[str, Any], where: str) -> Split | None:
+    """LangSmith keeps splits among the metadata; names of other splits there only slice the report."""
+    given = metadata.get("dataset_split", metadata.get("split"))
+    names = given if isinstance(given, list) else [given]
+    return _one_split([name for name in names if isinstance(name, str) and name in LANGSMITH_SPLITS], where)
+
+
+def _one_split(names: Sequence[str], where: str) -> Split | None:
+    """The split that all these names stand for."""
+    splits = {split for name in names if (split := LANGSMITH_SPLITS[name]) is not None}
+    if len(splits) > 1:
+        raise TaskError(f"{where} is in the splits {', '.join(names)}: it can't be trained on and held out. Keep one.")
+    return next(iter(splits), None)
 
 
 def _table(row: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:

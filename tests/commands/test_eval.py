@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,27 @@ def test_eval_of_the_base_and_of_a_run(fitted: Any, command: Any, policy_folder:
     assert written["run_id"] == trained.json["run_id"]
     assert written["result"]["success"] == trained.json["success"]
     assert "evaluation: 3 rollouts" in trained.err
+
+
+def test_a_run_is_evaluated_with_its_own_settings(fitted: Any, command: Any) -> None:
+    """Its config.toml is the truth, not today's files; flags stand over it."""
+    (run,) = fitted.runs
+    settings = (fitted.folder / "agenttrain.toml").read_text()
+    fitted.write("agenttrain.toml", settings.replace("tokens = 64", "tokens = 1") + "[eval]\ntasks = 1\n")
+    trained = command("eval", "graph.py", "--run", run.id, "--json").json
+    assert {key: trained[key] for key in ("tokens", "tasks")} == {
+        key: run.read_report()["trained"][key] for key in ("tokens", "tasks")
+    }
+    flagged = command("eval", "graph.py", "--run", run.id, "--set", "limits.tokens=2", "--json").json
+    assert (flagged["tokens"], flagged["tasks"]) == (2.0, 3)
+
+
+def test_rows_of_an_array_are_all_evaluated(project: Any, command: Any, task_rows: list[dict[str, Any]]) -> None:
+    """A LangSmith export on one line is as many tasks as it holds examples."""
+    rows = [{"id": str(i), "inputs": row["input"], "outputs": {"x": 1}} for i, row in enumerate(task_rows[:3])]
+    project.write("export.json", json.dumps(rows))
+    done = command("eval", "graph.py", "--tasks", "export.json", "--json")
+    assert done.json["tasks"] == 3, done.err
 
 
 def test_model_and_run_both_name_weights(fitted: Any, command: Any, policy_folder: Path) -> None:

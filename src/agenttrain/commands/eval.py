@@ -34,20 +34,30 @@ def eval_command(
     from agenttrain.fit import evaluate
     from agenttrain.prepare import prepare
     from agenttrain.run_folder import new_run
+    from agenttrain.tasks import read_tasks
 
     if split not in (None, "train", "held_out"):
         raise ConfigError(f"--split is {split!r}; it takes train or held_out.")
+    policy, of_run = _policy_of(run, model)
     flags = flag_tables(
         set_,
-        model=_policy_of(run, model),
+        model=policy,
         seed=seed,
         engine__name=engine,
         eval__repeats=repeats,
         eval__temperature=temperature,
     )
     if tasks is not None and "tasks" not in flags.get("eval", {}):
-        flags.setdefault("eval", {})["tasks"] = n_rows(tasks)
-    job = prepare(graph, cwd=Path.cwd(), flags=flags, needs_policy=run != "as-is", task_file=tasks, split=split)
+        flags.setdefault("eval", {})["tasks"] = len(read_tasks(tasks))
+    job = prepare(
+        graph,
+        cwd=Path.cwd(),
+        flags=flags,
+        evaluated_run=of_run,
+        needs_policy=run != "as-is",
+        task_file=tasks,
+        split=split,
+    )
     exporter, progress = wanted_exporter(), Progress(job)
     folder = new_run(RUNS, f"eval-{job.name}")
     progress.starts(folder, resumed=False)
@@ -60,26 +70,21 @@ def eval_command(
         print_evaluation(report, folder)
 
 
-def n_rows(tasks: Path) -> int | None:
-    """Rows of a task file that was named on the command line: all of them are evaluated. None: it can't be read."""
-    try:
-        lines = tasks.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return None
-    return max(1, sum(bool(line.strip()) for line in lines))
+def _policy_of(run: str, model: str | None) -> tuple[str | None, dict[str, Any] | None]:
+    """(folder whose weights are evaluated, the tables that they were trained with).
 
-
-def _policy_of(run: str, model: str | None) -> Any:
-    """The folder whose weights are evaluated. None: the configured model."""
+    None for the configured model, and for the configuration of today's files.
+    """
     from agenttrain.run_folder import find_run
 
     if run in ("base", "as-is"):
-        return model
+        return model, None
     if model is not None:
         raise ConfigError("--model and --run RUN both name weights. Keep one.")
     folder = find_run(run, RUNS)
-    if "life" not in folder.read_config()[1]:
+    tables, made_by = folder.read_config()
+    if "life" not in made_by:
         raise ConfigError(f"{folder.id} is an evaluation and has no policy. Name the run of a fit with --run.")
     if not folder.policy.is_dir():
         raise ConfigError(f"{folder.id} has no policy/ yet: the run has not ended. agenttrain fit --resume {folder.id}")
-    return str(folder.policy)
+    return str(folder.policy), tables

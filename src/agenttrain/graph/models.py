@@ -1,7 +1,7 @@
-"""A graph's code becomes the list of chat models that can be seen in it before it runs.
+"""A graph's code becomes the chat models and the nodes that can be seen in it before it runs.
 
 Looks at nodes, their closures, the globals their code names, bound objects' attributes, and tools. Best effort: a model
-built inside a node is found at its first call only. Nothing is called or changed.
+or a graph built inside a node is found at its first call only. Nothing is called or changed.
 """
 
 from __future__ import annotations
@@ -23,16 +23,30 @@ MAX_DEPTH = 8
 MAX_OBJECTS = 5_000
 """Looked at in one graph; a graph that needs more is left to its first calls."""
 _PLAIN = (str, bytes, int, float, bool, type(None))
+_TASK = "_TaskFunction"
+"""langgraph.func's class behind @task, which has no public name."""
 _HELD = ("bound", "steps", "runnable", "func", "afunc", "coroutine", "default", "fallbacks", "last", "first", "middle")
 """Attributes by which runnables and tools hold others."""
 
 
 def models_of(runnable: RunnableGraph) -> list[tuple[str, str, str]]:
     """(class, name, base address) of each model seen, once each, sorted."""
-    return sorted({model_identity(model) for model in _models(runnable.graph)})
+    return sorted({model_identity(found) for found in _objects(runnable.graph) if isinstance(found, BaseChatModel)})
 
 
-def _models(graph: Any) -> Iterator[BaseChatModel]:
+def nodes_of(runnable: RunnableGraph) -> list[str]:
+    """Names of the nodes and tasks seen, those of graphs within included, once each, sorted."""
+    names = set[str]()
+    for found in _objects(runnable.graph):
+        if isinstance(found, Pregel):
+            names.update(name for name in found.nodes if not name.startswith("__"))
+        elif type(found).__name__ == _TASK:
+            names.add(str(getattr(found.func, "__name__", "")))
+    return sorted(names)
+
+
+def _objects(graph: Any) -> Iterator[Any]:
+    """What can be reached from a graph; a model is not looked into."""
     seen: set[int] = set()
     waiting: list[tuple[Any, int]] = [(graph, 0)]
     while waiting and len(seen) < MAX_OBJECTS:
@@ -40,9 +54,8 @@ def _models(graph: Any) -> Iterator[BaseChatModel]:
         if isinstance(found, _PLAIN) or id(found) in seen:
             continue
         seen.add(id(found))
-        if isinstance(found, BaseChatModel):
-            yield found
-        elif depth < MAX_DEPTH:
+        yield found
+        if depth < MAX_DEPTH and not isinstance(found, BaseChatModel):
             waiting.extend((part, depth + 1) for part in _parts(found))
 
 

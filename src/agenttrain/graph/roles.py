@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from agenttrain.errors import RoleError
@@ -20,6 +20,8 @@ Selector = str | Callable[[CallSite], bool]
 Identity = tuple[str, str, str]
 
 PREFIXES = ("node", "tag", "model", "source")
+MISSPELT = 0.75
+"""How alike a name and a node's must be for the one to be a slip for the other."""
 STOCK_MIDDLEWARE = frozenset({"SummarizationMiddleware", "LLMToolSelectorMiddleware", "LLMToolEmulator", "ModelRouter"})
 """LangChain's middleware that asks a model for its own ends, as named in a checkpoint namespace."""
 
@@ -171,6 +173,37 @@ def split_selector(selector: str) -> tuple[str, str]:
     return prefix, name
 
 
+def check_nodes(selectors: Mapping[str, Sequence[Selector]], nodes: Sequence[str]) -> tuple[str, ...]:
+    """Refuse, before anything runs, a selector that misspells a node.
+
+    Args:
+        selectors: by keyword: train, frozen, auxiliary.
+        nodes: those that can be seen before the graph runs.
+
+    Returns:
+        A note for each selector that names no such node; one may appear when the graph runs.
+
+    Raises:
+        RoleError: a name close to a node's, with the nodes seen.
+    """
+    notes = []
+    for keyword, written in selectors.items():
+        for selector in written:
+            prefix, name = split_selector(selector) if isinstance(selector, str) else ("", "")
+            if prefix != "node" or name in nodes:
+                continue
+            seen = f"{keyword}=[{selector!r}] names no node that can be seen before the graph runs. Seen: "
+            seen += f"{_listed(set(nodes))}."
+            close = difflib.get_close_matches(name, nodes, n=1, cutoff=MISSPELT)
+            if close:
+                raise RoleError(
+                    f"{seen} Did you mean {close[0]!r}? For a node that is made while the graph runs write a "
+                    f"predicate: lambda site: site.node == {name!r}."
+                )
+            notes.append(f"{seen} If no call matches it in the first evaluation, the run ends there.")
+    return tuple(notes)
+
+
 def detected_use(site: CallSite) -> str | None:
     """Why a call serves LangChain's own middleware and not the agent, or None."""
     if site.source:
@@ -258,11 +291,15 @@ def _second_model_text(
 
 def _lines_to_paste(second: Identity, second_node: str | None, one: Identity) -> list[str]:
     if second[:2] == one[:2]:
-        where = second_node or "NAME"
-        return [f'auxiliary=["node:{where}"] if your own model answers there']
+        where = f"node:{second_node or 'NAME'}"
+        both = f'train=["{where}", "node:NAME"] if the policy learns both'
+    else:
+        where = f"model:{_short(second, one)}"
+        both = f'train=["model:{_short(one, second)}", "{where}"] if the policy learns both'
     return [
-        f'auxiliary=["model:{_short(second, one)}"] if your own model answers there,',
-        f'train=["model:{_short(one, second)}", "model:{_short(second, one)}"] if the policy learns both',
+        f'auxiliary=["{where}"] if your own model answers there,',
+        f'frozen=["{where}"] if the policy answers there and is not trained on it,',
+        both,
     ]
 
 
