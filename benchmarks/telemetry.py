@@ -4,8 +4,9 @@
 
 Each mode is a process of its own (a tracer provider is set once), started in turns; it rolls out held-out tasks of the
 order desk as `agenttrain eval` does, with the engine in its process, once to warm up and then `--repeats` times. OTLP
-goes to a server in this process that answers and keeps nothing. Prints one JSON object: seconds by mode, the ratios of
-their medians, and the microseconds that one model call's span and metrics take without an SDK.
+goes to a server in this process that answers and keeps nothing. Prints one JSON object: by mode the seconds and the CPU
+seconds of rollouts and engine together, the ratios of their medians, and the CPU microseconds that one model call's
+span and metrics take without an SDK. On a machine that does other work too, only CPU seconds mean something.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class Sink(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-def seconds_of(mode: str, rollouts: int, repeats: int) -> list[float]:
-    """Seconds of each repeat, in this process."""
+def seconds_of(mode: str, rollouts: int, repeats: int) -> list[tuple[float, float]]:
+    """(seconds, CPU seconds) of each repeat, in this process and its engine's."""
     from agenttrain import telemetry
     from agenttrain.exporters import exporting
     from agenttrain.fit import evaluation_requests, opened
@@ -53,17 +54,18 @@ def seconds_of(mode: str, rollouts: int, repeats: int) -> list[float]:
     from agenttrain.run_folder import new_run
 
     job = prepare(str(EXAMPLE / "graph.py"), cwd=Path.cwd(), flags={"eval": {"tasks": rollouts}})
-    seconds = []
+    seconds: list[tuple[float, float]] = []
     with exporting(None if mode == "off" else "otlp", "benchmark"), tempfile.TemporaryDirectory() as folder:
         engine = job.plugins.engine("local")(EngineContext(config=job.config, model=str(job.model)))
         run = new_run(Path(folder), "telemetry")
         with telemetry.run_span("evaluation", run_id=run.id, graph="desk"), opened(job, run) as (store, _, pool):
             for repeat in range(repeats + 1):
-                began = time.perf_counter()
+                began, worked = time.perf_counter(), time.process_time() + engine.stats()["cpu_s"]
                 requests = evaluation_requests(job.held_out, "eval", 1, 0.0, 0)
                 pool.run(engine, [_apart(request, repeat) for request in requests])
                 store.flush()
-                seconds.append(time.perf_counter() - began)
+                cpu_s = time.process_time() + engine.stats()["cpu_s"] - worked
+                seconds.append((time.perf_counter() - began, cpu_s))
         engine.close()
     return seconds[1:]
 
@@ -87,16 +89,16 @@ def microseconds_of_a_call() -> float:
     sampling = Sampling(temperature=1.0, max_tokens=8, seed=0, stop_ids=())
     turn = Turn(id="r#0", rollout_id="r", index=0, role="trained", role_reason="", site=CallSite())
     parsed = Parsed(text="", reasoning=None, tool_calls=(), invalid_tool_calls=())
-    began = time.perf_counter()
+    began = time.process_time()
     for _ in range(N_CALLS):
         span = spans.start(call, turn_id="r#0", sampling=sampling)
         with around(span):
             telemetry.is_recording()
         spans.end(span, turn, parsed, n_cached=0)
-    return (time.perf_counter() - began) / N_CALLS * 1e6
+    return (time.process_time() - began) / N_CALLS * 1e6
 
 
-def measured(mode: str, chosen: argparse.Namespace, endpoint: str) -> list[float]:
+def measured(mode: str, chosen: argparse.Namespace, endpoint: str) -> list[tuple[float, float]]:
     """The same in a process of its own."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
     environment["OTEL_EXPORTER_OTLP_ENDPOINT"] = endpoint
@@ -105,8 +107,7 @@ def measured(mode: str, chosen: argparse.Namespace, endpoint: str) -> list[float
     command = [sys.executable, __file__, "--mode", mode]
     command += ["--rollouts", str(chosen.rollouts), "--repeats", str(chosen.repeats)]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    seconds: list[float] = json.loads(done.stdout.splitlines()[-1])
-    return seconds
+    return [(wall, cpu) for wall, cpu in json.loads(done.stdout.splitlines()[-1])]
 
 
 def main() -> None:
@@ -122,23 +123,16 @@ def main() -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Sink) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         endpoint = f"http://127.0.0.1:{server.server_address[1]}"
-        seconds: dict[str, list[float]] = {mode: [] for mode in MODES}
+        seconds: dict[str, list[tuple[float, float]]] = {mode: [] for mode in MODES}
         for _ in range(chosen.rounds):
             for mode in MODES:
                 seconds[mode] += measured(mode, chosen, endpoint)
         server.shutdown()
-    medians = {mode: statistics.median(seconds[mode]) for mode in MODES}
-    print(
-        json.dumps(
-            {
-                "rollouts": chosen.rollouts,
-                "ratio_otlp_to_off": medians["otlp"] / medians["off"],
-                "ratio_content_to_off": medians["content"] / medians["off"],
-                "us_per_call_off": microseconds_of_a_call(),
-                "seconds": seconds,
-            }
-        )
-    )
+    told: dict[str, Any] = {"rollouts": chosen.rollouts, "cpu_us_per_call_off": microseconds_of_a_call()}
+    for i, what in enumerate(("seconds", "cpu_seconds")):
+        medians = {mode: statistics.median(each[i] for each in seconds[mode]) for mode in MODES}
+        told |= {f"{what}_ratio_{mode}_to_off": medians[mode] / medians["off"] for mode in MODES[1:]}
+    print(json.dumps({**told, "seconds_and_cpu_seconds": seconds}))
 
 
 if __name__ == "__main__":

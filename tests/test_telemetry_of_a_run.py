@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -23,6 +24,12 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from agenttrain import telemetry
+from agenttrain.capture.store import SqliteStore
+from agenttrain.config import Config
+from agenttrain.local.engine import LocalEngine
+from agenttrain.records import RolloutRequest, RolloutSpec, Task
+from agenttrain.rollout import open_runner_of
 from agenttrain.telemetry import names
 
 TOOLED = """
@@ -282,6 +289,32 @@ def checked_names(span: ReadableSpan) -> list[tuple[str, str]]:
     assert {event.name for event in span.events} <= set(known.events), span.name
     assert {name for link in span.links for name in link.attributes or {}} <= set(names.LINKS.get(kind, ()))
     return [(kind, name) for name in mine]
+
+
+def test_rollouts_rebuilt_in_another_process_are_linked_to_the_run(
+    project: Any, policy_folder: Path, tmp_path: Path, spans: InMemorySpanExporter
+) -> None:
+    """By the context in their picklable description."""
+    config = Config.model_validate({"renderer": {"family": "default"}, "limits": {"tokens": 8}})
+    with telemetry.run_span("fit", run_id="desk-1", graph="desk"):
+        spec = RolloutSpec(
+            graph_file=project.graph,
+            attribute=None,
+            config=json.loads(config.model_dump_json()),
+            run_dir=str(tmp_path),
+            model=str(policy_folder),
+            trace_context=telemetry.trace_context(),
+        )
+    store, engine = SqliteStore(tmp_path), LocalEngine(policy_folder)
+    task = Task(id="t", input={"messages": [{"role": "user", "content": "Price?"}]})
+    with open_runner_of(pickle.loads(pickle.dumps(spec)), store=store) as runner:
+        runner.run(RolloutRequest(task=task, phase="train", step=1), engine)
+    engine.close()
+    store.close()
+    seen = spans.get_finished_spans()
+    (whole,), (agent,) = named(seen, "agenttrain.fit"), named(seen, "invoke_agent")
+    assert [link.context.span_id for link in agent.links] == [whole.context.span_id]
+    assert agent.parent is None
 
 
 def test_the_console_exporter_leaves_standard_output_alone(project: Any) -> None:

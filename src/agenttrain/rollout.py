@@ -22,9 +22,9 @@ from agenttrain.flight import Flight
 from agenttrain.graph.intercept import Gate, open_gate, outside_rollouts, self_test
 from agenttrain.graph.load import LoadedGraph, load_graph, load_module
 from agenttrain.graph.roles import RoleBook
-from agenttrain.graph.run import GraphEnding, run_graph
+from agenttrain.graph.run import GraphEnding, is_about_tool, run_graph
 from agenttrain.graph.runnable import RunnableGraph
-from agenttrain.graph.spans import ToolSpans
+from agenttrain.graph.spans import tool_spans
 from agenttrain.plugins import Plugins
 from agenttrain.protocols import Engine, Renderer, TurnStore
 from agenttrain.records import (
@@ -155,14 +155,14 @@ class Runner:
         except WorldError as error:
             return GraphEnding(state=None, error=error)
         flight.context = given.context_over(task.context)
-        with current_task_is(task):
+        with current_task_is(task), tool_spans(captures_content=self.captures_content) as callbacks:
             return run_graph(
                 self.graph,
                 input={**task.input, **given.state},
                 context=flight.context,
                 configurable=given.configurable,
                 route=flight.recorder,
-                callbacks=self._callbacks(),
+                callbacks=callbacks,
                 recursion_limit=self._max_supersteps,
                 thread_id=flight.request.rollout_id,
                 answer=flight.answer(noted.on_interrupt if noted else None, self._max_supersteps),
@@ -172,11 +172,6 @@ class Runner:
     @property
     def _max_supersteps(self) -> int:
         return SUPERSTEPS_PER_TURN * self.limits.turns
-
-    def _callbacks(self) -> tuple[Any, ...]:
-        return (
-            (ToolSpans(telemetry.tracer(), captures_content=self.captures_content),) if telemetry.is_recording() else ()
-        )
 
     def _land(self, flight: Flight, ended: GraphEnding, span: Any) -> RolloutResult:
         recorder = flight.recorder
@@ -190,7 +185,7 @@ class Runner:
             stopped=recorder.stopped or (None if ended.error or ended.interrupted else recorder.overrun),
             aborted=bool(recorder.stopped and recorder.stopped.startswith("aborted")),
             last_turn_cut=last is not None and last.stop_reason == "length" and not _raised_by_itself(ended),
-            ended_on_unparsable=ended.unreadable_answer or (last is not None and _is_at_fault(last, ended)),
+            ended_on_unparsable=ended.unreadable_answer or (last is not None and _is_at_fault(last, ended, recorder)),
             lost_calls=recorder.lost,
             n_trained_turns=sum(turn.role == "trained" for turn in recorder.turns),
         )
@@ -280,7 +275,8 @@ class Runner:
 
     def _admitted(self, result: RolloutResult) -> RolloutResult:
         """A plugin may keep a rollout out of training; its reason stands in the rollout's cause."""
-        reason = self.plugins.admit(result) if result.samples else None
+        may_train = result.samples and result.request.phase == "train"
+        reason = self.plugins.admit(result) if may_train else None
         if reason is None:
             return result
         return replace(result, samples=(), rollout=replace(result.rollout, cause=f"{NOT_ADMITTED}{reason}"))
@@ -372,10 +368,15 @@ def _raised_by_itself(ended: GraphEnding) -> bool:
     return ended.error is not None and not ended.recursion and not ended.unreadable_answer
 
 
-def _is_at_fault(last: Turn, ended: GraphEnding) -> bool:
-    """Whether the graph ended on the calls of this turn: none could read them, or a tool refused their arguments."""
+def _is_at_fault(last: Turn, ended: GraphEnding, recorder: Recorder) -> bool:
+    """Whether the graph ended on the calls of this turn.
+
+    None could read them, a tool refused their arguments, or the graph looked up a tool that the policy made up.
+    """
     if ended.refused_arguments:
         return last.n_invalid_tool_calls > 0
+    if is_about_tool(ended.error, recorder.unknown_tools.get(last.id, ())):
+        return True
     return last.parse_failed and not _raised_by_itself(ended)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from agenttrain import telemetry
@@ -33,5 +34,10 @@ def describe(result: RolloutResult, span: Span | None) -> None:
         tokens=token_places(result.turns, result.trajectories, may_be_trained=bool(result.samples)),
         n_trajectories=len(result.trajectories),
         n_auxiliary=sum(turn.role == "auxiliary" for turn in result.turns),
-        weight_versions=sorted({version for turn in result.turns for version in turn.weight_versions}),
+        weight_versions=[version for turn in result.turns for version in _ends(turn.weight_versions)],
     )
+
+
+def _ends(versions: Sequence[int]) -> Sequence[int]:
+    """The first and the last: a call's versions only rise."""
+    return (versions[0], versions[-1]) if versions else ()

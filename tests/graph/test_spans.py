@@ -8,13 +8,14 @@ import pytest
 from langchain_core.messages import AIMessage
 from langchain_core.tools import tool
 from langgraph.prebuilt import ToolNode
+from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import NoOpTracer, StatusCode
 
 from agenttrain.errors import RolloutStop
-from agenttrain.graph.spans import ToolSpans
+from agenttrain.graph.spans import ToolSpans, tool_spans
 
 
 @tool
@@ -105,3 +106,19 @@ def test_close_ends_what_was_abandoned(spans: Any, exporter: Any) -> None:
     spans.on_tool_start({"name": "slow"}, "", run_id=uuid4())
     spans.close()
     assert exporter.get_finished_spans()[0].attributes["error.type"] == "abandoned"
+
+
+def test_the_spans_of_a_rollout_end_with_it(exporter: Any) -> None:
+    """Where its own span is kept; else there is no callback at all."""
+    from uuid import uuid4
+
+    with tool_spans(captures_content=False) as callbacks:
+        assert callbacks == ()
+    if not isinstance(trace.get_tracer_provider(), TracerProvider):
+        trace.set_tracer_provider(TracerProvider())
+    provider: Any = trace.get_tracer_provider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    with provider.get_tracer("test").start_as_current_span("rollout"), tool_spans(captures_content=False) as (spans,):
+        spans.on_tool_start({"name": "slow"}, "", run_id=uuid4())
+    exporter.shutdown()
+    assert [span.name for span in exporter.get_finished_spans()] == ["execute_tool slow", "rollout"]

@@ -9,6 +9,8 @@ Source: OpenTelemetry semantic conventions for generative AI, "Execute tool span
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
 
@@ -17,7 +19,7 @@ from langgraph.errors import GraphBubbleUp
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, Status, StatusCode, Tracer
 
 from agenttrain.errors import RolloutStop
-from agenttrain.telemetry import names
+from agenttrain.telemetry import is_recording, names, tracer
 from agenttrain.telemetry.content import as_json
 
 
@@ -81,3 +83,16 @@ class ToolSpans(BaseCallbackHandler):
             span.set_attribute(names.ERROR_TYPE, error_type)
             span.set_status(Status(StatusCode.ERROR, description if self._captures_content else None))
         span.end()
+
+
+@contextmanager
+def tool_spans(*, captures_content: bool) -> Iterator[tuple[ToolSpans, ...]]:
+    """The callbacks of one rollout; none where its span is not kept, and all spans ended when the graph has."""
+    if not is_recording():
+        yield ()
+        return
+    spans = ToolSpans(tracer(), captures_content=captures_content)
+    try:
+        yield (spans,)
+    finally:
+        spans.close()

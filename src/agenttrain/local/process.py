@@ -234,7 +234,7 @@ class _Server:
         try:
             while self._serve(engine, self._pipe.recv()):
                 pass
-        except EOFError:
+        except (EOFError, ConnectionResetError):  # reset: the other side was killed with answers unread
             pass
         finally:
             engine.close()
