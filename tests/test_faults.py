@@ -177,6 +177,25 @@ def test_arguments_that_are_refused(order_desk: Any, takes: str, status: str) ->
     assert {each.rollout.status for each in attempts} == {status}
 
 
+@pytest.mark.parametrize(
+    ("bound", "raises", "status"),
+    [
+        ("[calc]", "{}[name]", "policy_failure"),
+        ("[calc]", "exec('raise ValueError(name)', {'name': f'unknown tool {name}'})", "policy_failure"),
+        ("[calc]", "exec('raise ValueError(name)', {'name': 'the desk is closed'})", "environment_failure"),
+        ("TOOLS", "{}[name]", "environment_failure"),
+    ],
+)
+def test_a_tool_that_the_policy_made_up(order_desk: Any, bound: str, raises: str, status: str) -> None:
+    """A graph that looks tools up itself ends on the policy's invention; not when the tool was among those bound."""
+    project = order_desk(f"name = state['messages'][-1].tool_calls[0]['name']; {raises}")
+    text = Path(project.graph).read_text().replace("    then(state)", "    then(update)")
+    project.write("graph.py", text.replace("bind_tools(TOOLS)", f"bind_tools({bound})"))
+    (attempts,) = rollouts(project)
+    assert {each.rollout.status for each in attempts} == {status}, attempts[-1].rollout.cause
+    assert attempts[-1].turns[-1].n_invalid_tool_calls == (bound == "[calc]")
+
+
 LOOP = """
 builder.add_node("agent", agent)
 builder.add_node("next", lambda state: {})

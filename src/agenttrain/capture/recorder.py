@@ -29,7 +29,7 @@ from agenttrain.capture import spans
 from agenttrain.capture.answers import hash63, prompt_ids_of, read_answer, reply_of
 from agenttrain.capture.conversations import Conversations, Prompt, hashed
 from agenttrain.capture.instructions import missed
-from agenttrain.capture.tool_calls import n_misfits
+from agenttrain.capture.tool_calls import n_misfits, unknown_names
 from agenttrain.errors import CaptureError, EngineError, RolloutStop
 from agenttrain.protocols import Engine, Parsed, Renderer, TurnStore
 from agenttrain.records import (
@@ -92,6 +92,7 @@ class Recorder:
         lost: calls whose answer was lost while the rollout might go on; one that a stop took away is none.
         n_tool_calls: tool calls that were sampled, readable or not.
         n_invalid_tool_calls: those of them that can't be read, name no tool or break its schema.
+        unknown_tools: turn id to the names that its calls gave and no tool has, for the turns that gave any.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class Recorder:
         self.lost = self.n_tool_calls = self.n_invalid_tool_calls = 0
         self._engine, self._renderer, self._store, self._limits = engine, renderer, store, limits
         self._role_of, self._model_name, self._on_turn = role_of, model_name, on_turn
+        self.unknown_tools: dict[str, tuple[str, ...]] = {}
         self._spans = spans.CallSpans(
             tracer, model=model_name, rollout_id=self.rollout_id, captures_content=captures_content
         )
@@ -388,6 +390,8 @@ class Recorder:
             self._n_sampled += len(turn.response_ids)
             self.n_tool_calls += n_calls
             self.n_invalid_tool_calls += n_invalid
+            if unknown := unknown_names(parsed.tool_calls, begun.call.tools):
+                self.unknown_tools[turn.id] = unknown
             self._conversations.answered(turn, begun.prompt, parsed.text, parsed.tool_calls, parsed.invalid_tool_calls)
         if not self._keep(turn):
             self._lose(begun, RolloutStop(ENDED))

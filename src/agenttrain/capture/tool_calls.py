@@ -28,6 +28,12 @@ def n_misfits(calls: Sequence[ParsedCall], tools: Sequence[Mapping[str, Any]]) -
     return sum(1 for call in calls if call.name not in schemas or not fits_schema(call.arguments, schemas[call.name]))
 
 
+def unknown_names(calls: Sequence[ParsedCall], tools: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """The names that calls give and no tool has; empty where no tool is known."""
+    known = {_function(tool)["name"] for tool in tools}
+    return tuple(dict.fromkeys(call.name for call in calls if known and call.name not in known))
+
+
 def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     function: Mapping[str, Any] = tool.get("function", tool)
     return function

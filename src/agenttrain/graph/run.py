@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +36,7 @@ _NO_CACHE: Mapping[str, Any] = {"__pregel_cache": None}
 """LangGraph's configurable key that wins over the caches of nested graphs."""
 _OUTPUT_ERRORS = frozenset({"StructuredOutputError"})
 """langchain.agents' errors for an answer that doesn't fit the asked form, by name: langchain may not be installed."""
+_ABOUT_TOOL = r"(?i:\btool\W+){name}(?!\w)|(['\"`]){name}\1"
 _REFUSALS = frozenset({"ValidationError", "ToolInvocationError"})
 """pydantic's error in both of its versions, and langgraph.prebuilt's."""
 
@@ -205,6 +207,17 @@ def is_unreadable_answer(error: BaseException) -> bool:
 def is_refusal(error: BaseException) -> bool:
     """Whether an error is pydantic's or LangGraph's word on arguments that don't fit a tool's schema."""
     return any(kind.__name__ in _REFUSALS for kind in type(error).__mro__)
+
+
+def is_about_tool(error: BaseException | None, names: Sequence[str]) -> bool:
+    """Whether an error says that there is no tool of one of these names: a look-up of it, or a text that quotes it.
+
+    Example: KeyError("refnd"), ValueError("unknown tool refnd") and names ("refnd",) -> True
+    """
+    if not isinstance(error, Exception):
+        return False
+    text = str(error)
+    return any(name and re.search(_ABOUT_TOOL.format(name=re.escape(name)), text) for name in names)
 
 
 async def _consume(graph: Any, input: Any, config: RunnableConfig, options: dict[str, Any], last: _LastState) -> None:

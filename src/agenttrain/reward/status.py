@@ -73,7 +73,7 @@ class Ending:
     last_turn_cut: bool = False
     """The last trained turn was cut at its length, and the graph ended on it."""
     ended_on_unparsable: bool = False
-    """The last trained turn held an unparsable call or bad tool arguments, and the graph ended on it."""
+    """The last trained turn held an unparsable call, bad arguments or a made-up tool, and the graph ended on it."""
     lost_calls: int = 0
     """Calls whose answer was lost."""
     stuck: bool = False
@@ -184,7 +184,10 @@ def _cut(ending: Ending) -> tuple[Status, str] | None:
 def _raised(ending: Ending) -> tuple[Status, str] | None:
     """A graph that ended on what the policy wrote, or on an exception."""
     if ending.ended_on_unparsable:
-        return "policy_failure", "the graph ended on a tool call that can't be read or that its tool refuses"
+        return (
+            "policy_failure",
+            "the graph ended on a tool call that can't be read, that its tool refuses or that names no tool",
+        )
     if ending.error is not None:
         return "environment_failure", _in_words(ending)
     if ending.interrupted:
