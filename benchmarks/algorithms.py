@@ -23,6 +23,9 @@ ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "order-desk"
 RESULTS, PAGE = ROOT / "docs" / "algorithms.json", ROOT / "docs" / "algorithms.md"
 
+TOLD = ("clip_fraction", "kl_mean", "importance_mean", "importance_capped", "value_explained", "value_loss")
+"""Figures of each step that are kept where every step has them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
@@ -71,8 +74,7 @@ def trained(case: Case, *, steps: int, seed: int) -> dict[str, Any]:
     return {
         "settings": {**case.settings, "learning_rate": settings.learning_rate},
         "reward": [round(row["reward"], 3) for row in rows],
-        "clip_fraction": [round(row.get("clip_fraction", 0.0), 4) for row in rows],
-        "kl_mean": [round(row["kl_mean"], 4) for row in rows if "kl_mean" in row],
+        **{name: [round(row[name], 4) for row in rows] for name in TOLD if all(name in row for row in rows)},
         "before": report["baseline"]["success"],
         "after": report["trained"]["success"],
         "ci95": report["difference"]["ci95"],

@@ -32,7 +32,7 @@ class Critic:
     """Per trained token; the context between two turns takes no time."""
     gae_lambda: float = 1.0
     """1: no bias from a critic that has seen little; under 1, less noise once it is good."""
-    value_learning_rate: float = 3e-3
+    value_learning_rate: float = 1e-2
     value_clip: float = 0.2
     """A value moves at most this far from where it was when the step began."""
     critic_warmup_steps: int = 0
