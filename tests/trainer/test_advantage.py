@@ -10,7 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agenttrain.errors import SampleError
-from agenttrain.trainer.advantage import centered_advantages, group_advantages
+from agenttrain.trainer.advantage import (
+    centered_advantages,
+    group_advantages,
+    leave_one_out_advantages,
+    own_rewards,
+)
 
 rewards_of_a_group = st.lists(st.floats(-100, 100), min_size=1, max_size=16)
 
@@ -26,7 +31,23 @@ def test_one_of_four_succeeds() -> None:
     assert group_advantages([1, 0, 0, 0]) == pytest.approx([root, -1 / root, -1 / root, -1 / root])
 
 
-@pytest.mark.parametrize("estimate", [group_advantages, centered_advantages])
+def test_each_against_the_mean_of_the_others() -> None:
+    assert leave_one_out_advantages([1, 0, 0]) == pytest.approx([1.0, -0.5, -0.5])
+    assert leave_one_out_advantages([0.3]) == [0.0]
+
+
+@given(st.lists(st.floats(-100, 100), min_size=2, max_size=16))
+def test_leaving_one_out_is_what_it_says(rewards: list[float]) -> None:
+    expected = [r - sum(rewards[:i] + rewards[i + 1 :]) / (len(rewards) - 1) for i, r in enumerate(rewards)]
+    if max(rewards) - min(rewards) > 1e-9:
+        assert leave_one_out_advantages(rewards) == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_critics_estimator_leaves_rewards_as_they_are() -> None:
+    assert own_rewards([1, 0.5]) == [1.0, 0.5]
+
+
+@pytest.mark.parametrize("estimate", [group_advantages, centered_advantages, leave_one_out_advantages])
 def test_equal_rewards_teach_nothing(estimate: object) -> None:
     assert callable(estimate)
     assert estimate([0.7] * 3) == [0.0, 0.0, 0.0]

@@ -9,7 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agenttrain.errors import SampleError
-from agenttrain.trainer.loss import LossMean, PolicyLoss, clipped_loss, token_ratio, token_weights
+from agenttrain.trainer.loss import (
+    LossMean,
+    PolicyLoss,
+    clipped_loss,
+    importance_weights,
+    k1,
+    k3,
+    rollout_ratio,
+    token_ratio,
+    token_weights,
+    value_loss,
+)
 
 
 def loss_of(logprobs: torch.Tensor, old: list[float], advantages: list[float], weights: list[float]) -> PolicyLoss:
@@ -58,6 +69,67 @@ def test_equals_numpy_by_hand() -> None:
 def test_weights_by_hand() -> None:
     assert token_weights([2, 1, 1], ["a", "a", "b"]) == [0.25, 0.25, 0.25]
     assert token_weights([2, 1, 1], ["a", "a", "b"], mean="rollout-mean") == pytest.approx([1 / 6, 1 / 6, 1 / 2])
+
+
+def test_a_constant_takes_the_place_of_lengths() -> None:
+    weights = token_weights([2, 1, 1], ["a", "a", "b"], mean="constant", constant=5)
+    assert weights == pytest.approx([1 / 10] * 3)
+    assert token_weights([2, 9], ["a", "b"], mean="constant", constant=5) == pytest.approx([1 / 10] * 2)
+
+
+def test_a_rollouts_ratio_is_the_geometric_mean_and_pulls_on_all_its_tokens() -> None:
+    """Against the ratio written in one piece: exp(mean of log ratios)."""
+    old = torch.tensor([-1.0, -2.0], dtype=torch.float64)
+    new = torch.tensor([-0.6, -2.0], dtype=torch.float64, requires_grad=True)
+    whole = (new - old).mean().exp()
+    each = rollout_ratio(new, (new - old).mean().detach().expand(2))
+    assert each.tolist() == pytest.approx([1.2214028, 1.2214028])
+    assert each.tolist() == pytest.approx([whole.item()] * 2)
+    ours, theirs = torch.autograd.grad(each.mean(), new)[0], torch.autograd.grad(whole, new)[0]
+    assert ours.tolist() == pytest.approx(theirs.tolist())
+
+
+def test_distances_by_hand() -> None:
+    """Policy 0.5, reference 0.25."""
+    new = torch.tensor([np.log(0.5)], dtype=torch.float64, requires_grad=True)
+    reference = torch.tensor([np.log(0.25)], dtype=torch.float64)
+    assert k1(new, reference).item() == pytest.approx(np.log(2))
+    assert k3(new, reference).item() == pytest.approx(0.5 + np.log(2) - 1)
+    assert torch.autograd.grad(k3(new, reference).sum(), new)[0].item() == pytest.approx(1 - 0.5)
+
+
+def test_the_mean_of_both_distances_is_the_divergence() -> None:
+    """Over three outcomes, weighed by the policy; as a loss k1 has no gradient, and k3 that of KL(reference || policy)."""
+    logits = torch.tensor([0.3, -0.5, 1.0], dtype=torch.float64, requires_grad=True)
+    new, reference = logits.log_softmax(0), torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64).log()
+    chances = new.detach().exp()
+    divergence = float((chances * (new.detach() - reference)).sum())
+    assert (chances * k1(new, reference)).sum().item() == pytest.approx(divergence)
+    assert (chances * k3(new, reference)).sum().item() == pytest.approx(divergence)
+    by_k1 = torch.autograd.grad((chances * k1(new, reference)).sum(), logits, retain_graph=True)[0]
+    assert by_k1.tolist() == pytest.approx([0, 0, 0], abs=1e-12)
+    by_k3 = torch.autograd.grad((chances * k3(new, reference)).sum(), logits, retain_graph=True)[0]
+    backward = torch.autograd.grad((reference.exp() * (reference - new)).sum(), logits)[0]
+    assert by_k3.tolist() == pytest.approx(backward.tolist())
+
+
+def test_a_value_that_moved_too_far_is_held() -> None:
+    """Value 1.5, old 1, return 2: held at 1.2, whose error is the worse; there is no gradient then."""
+    values = torch.tensor([1.5, 1.1], dtype=torch.float64, requires_grad=True)
+    loss = value_loss(
+        values,
+        old_values=torch.ones(2, dtype=torch.float64),
+        returns=torch.full((2,), 2.0, dtype=torch.float64),
+        weights=torch.tensor([1.0, 1.0], dtype=torch.float64),
+        clip=0.2,
+    )
+    assert loss.item() == pytest.approx(0.32 + 0.405)
+    assert torch.autograd.grad(loss, values)[0].tolist() == pytest.approx([0.0, -0.9])
+
+
+def test_weights_against_the_engine_are_capped_from_above_only() -> None:
+    trainer, engine = torch.tensor([0.5, 0.1]).log(), torch.tensor([0.1, 0.2]).log()
+    assert importance_weights(trainer, engine, 2.0).tolist() == pytest.approx([2.0, 0.5])
 
 
 def test_a_rollout_without_trained_tokens_is_not_counted() -> None:
