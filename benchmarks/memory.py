@@ -101,8 +101,8 @@ def _children(pid: int) -> list[int]:
 
 
 def made_graph(folder: Path) -> Path:
-    """graph.py and tasks.jsonl with questions of about 200 ids."""
-    words = " ".join(f"order {n} of the red lamp" for n in range(12))
+    """graph.py and tasks.jsonl with long questions."""
+    words = " ".join(f"order {n} of the red lamp" for n in range(24))
     rows = [
         {
             "input": {"messages": [{"role": "user", "content": f"{n}: {words}"}]},
@@ -151,8 +151,9 @@ def main() -> None:
     if not chosen.no_desk:
         settings = ["trainer.steps=1", "eval.tasks=256"]
         print(json.dumps(measured("order desk", DESK / "graph.py", DESK / "policy", settings)), flush=True)
-    settings = ["trainer.steps=2", "trainer.tasks_per_step=8", "trainer.group_size=4", "limits.tokens=256"]
-    settings += ["trainer.micro_batch_tokens=2048", "sampling.temperature=2.0", 'renderer.family="default"']
+    settings = ["trainer.steps=1", "trainer.tasks_per_step=4", "trainer.group_size=6", "limits.tokens=32"]
+    settings += ["trainer.minibatches=1", "trainer.micro_batch_tokens=2048"]
+    settings += ["sampling.temperature=2.0", 'renderer.family="default"']
     with tempfile.TemporaryDirectory() as folder:
         graph = made_graph(Path(folder))
         for millions in chosen.sizes:

@@ -106,7 +106,7 @@ def test_dry_run_shows_a_line_for_each_part(project: Any, command: Any) -> None:
     (head,) = [line for line in lines if line.startswith("memory at most: ")]
     assert head.endswith(" free (machine)")
     rows = [line.split() for line in lines if line.startswith("  ")]
-    assert ["trainer", "program", "750", "MiB"] in rows
+    assert ["trainer", "program", "400", "MiB"] in rows
     assert "disk at most: 36 MiB" in lines
 
 

@@ -16,8 +16,8 @@ moment of a step and in float32 (4 bytes a number), P numbers of the model, T of
     rollouts      ROLLOUT_BYTES for each one under way: its thread, its graph, its messages
     program       what Python, torch and transformers take in each process
 
-Micro-batches are taken to be full, where twice limits.tokens for each rollout can fill them. Not seen: what the user's
-own tools hold, layers that are no linear ones (experts kept as one tensor), and quadratic attention.
+Micro-batches are taken to be full, where the rollouts of an update can fill them. Not seen: what the user's own tools
+hold, layers that are no linear ones (experts kept as one tensor), and quadratic attention.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ LOGITS = 3.5
 SAMPLED = 0.5
 """Share of a trajectory's tokens that are trained."""
 SAMPLING_BYTES = 20
-TRAINER_BYTES, ENGINE_BYTES = 750 * 2**20, 450 * 2**20
-"""Measured with torch 2.13, transformers 5.24 and langgraph 1.2, on the CPU."""
-ROLLOUT_BYTES = 3 * 2**20
+TRAINER_BYTES, ENGINE_BYTES = 400 * 2**20, 300 * 2**20
+"""Without pages of files, measured with torch 2.13, transformers 5.24 and langgraph 1.2 on the CPU."""
+ROLLOUT_BYTES = 2**18
 MOST_WORKERS = 8
 """Threads that compute gradients on the CPU, where there are as many cores."""
 LARGEST_CACHE = 0.25
@@ -169,8 +169,7 @@ def _trainer(shape: Shape, config: Config, memory: str, *, n_workers: int) -> li
 def _tokens_of_update(shape: Shape, config: Config) -> int:
     """The most that one update reads."""
     settings = config.trainer
-    longest = min(shape.max_length, int(config.limits.tokens / SAMPLED))
-    return -(-settings.tasks_per_step * settings.group_size // settings.minibatches) * longest
+    return -(-settings.tasks_per_step * settings.group_size // settings.minibatches) * shape.max_length
 
 
 def _engine(shape: Shape, config: Config, memory: str, *, n_rollouts: int) -> list[MemoryPart]:
