@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -583,3 +585,227 @@ builder.add_edge("agent", "boom")
     rollouts = project.store.rollouts()
     assert {rollout.status for rollout in rollouts} == {"environment_failure"}
     assert all("ZeroDivisionError" in rollout.cause for rollout in rollouts)
+
+
+# Time
+
+
+def test_a_last_tool_that_oversleeps_ends_a_budget(new_project: Any) -> None:
+    """The seconds are over whether or not another call asks: scored on the last state, and not tried again."""
+    body = """
+def sleeps(state):
+    time.sleep(0.4)
+    return {}
+builder.add_node("agent", agent)
+builder.add_node("sleeps", sleeps)
+builder.set_entry_point("agent")
+builder.add_edge("agent", "sleeps")
+"""
+    project = new_project(body)
+    ((attempt,),) = rollouts(project, "seconds=0.3")
+    assert (attempt.rollout.status, attempt.rollout.cause) == ("budget_exhausted", "seconds: 0.3 seconds are over")
+    assert attempt.rollout.reward is not None
+
+
+JUMPS = """
+import itertools
+REAL, N = time.time, itertools.count()
+
+def jumps(state):
+    hours = (next(N) % 5 - 2) * 1000
+    time.time = lambda: REAL() + 3600 * hours
+    return agent(state)
+
+builder.add_node("agent", jumps)
+builder.set_entry_point("agent")
+"""
+
+
+def test_a_clock_that_jumps(new_project: Any, command: Any) -> None:
+    """Weeks back and forth at each call: no duration, limit or order follows the clock, and a resume keeps all."""
+    project = new_project(JUMPS)
+    real = time.time
+    try:
+        done = command("fit", "graph.py", "--json")
+        assert done.code == 0, done.err
+        more = command("fit", "--resume", project.run.id, "--json", "--set", "trainer.steps=3")
+        assert more.code == 0, more.err
+    finally:
+        time.time = real
+    made = project.store.rollouts()
+    assert {rollout.status for rollout in made} == {"completed"}
+    assert all(0 <= rollout.seconds < 100 for rollout in made)
+    turns = [turn for rollout in made for turn in project.store.turns(rollout.id)]
+    assert all(0 <= turn.ended_at - turn.started_at < 100 for turn in turns)
+    assert max(made, key=lambda r: r.started_at).started_at - min(r.started_at for r in made) > 3600
+    assert all(0 < seconds < 1000 for key, seconds in more.json["wall_s"].items() if key != "sync")
+    assert [row["step"] for row in project.run.metrics()] == [1, 2, 3]
+    assert Counter(r.life for r in made if r.phase == "baseline") == {0: 3}
+    check_account(more.json["tokens"])
+
+
+# Memory
+
+LEAKS = """
+import os
+KEPT = []
+
+def leaks(state):
+    KEPT.append(bytearray(os.urandom(1) * {n_bytes}))
+    return agent(state)
+
+builder.add_node("agent", leaks)
+builder.set_entry_point("agent")
+"""
+
+
+def fit_of(project: Any, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A fit in a process whose memory is its own."""
+    command = [sys.executable, "-m", "agenttrain", "fit", *arguments]
+    return subprocess.run(command, cwd=project.folder, capture_output=True, text=True)
+
+
+def test_a_graph_that_leaks_memory(new_project: Any, command: Any) -> None:
+    """The run says that memory grows; before its limit it saves and ends, and a new process goes on."""
+    project = new_project(LEAKS.format(n_bytes=8 * 2**20))
+    done = fit_of(project, "graph.py", "--set", "trainer.steps=200", "--set", "run.memory_mib=1100")
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+    assert "loud: Memory grows: " in done.stderr
+    assert " MiB a rollout. Does the graph keep what it should let go? At this rate it lasts for " in done.stderr
+    (last,) = done.stderr.splitlines()[-1:]
+    assert last.startswith("memory is nearly used up: this process holds ")
+    assert last.endswith(f", and run.memory_mib is 1,100. Saved; go on with: agenttrain fit --resume {project.run.id}")
+    steps = len(project.run.metrics())
+    assert project.run.checkpoint_folders()[-1][0] == steps >= 5
+    go_on = fit_of(project, "--resume", project.run.id, "--json", "--set", f"trainer.steps={steps + 1}")
+    assert go_on.returncode == 0, go_on.stderr
+    report = json.loads(go_on.stdout)
+    check_account(report["tokens"])
+    assert report["steps"] == steps + 1
+    assert "memory_grows" in {alarm["code"] for alarm in report["alarms"]}
+
+
+# Read-only
+
+
+def test_a_run_on_a_disk_that_may_not_be_written(
+    project: Any, command: Any, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looking at it works; going on with it, and starting one there, are refused in one line that says where."""
+    monkeypatch.chdir(small_disk)
+    done = command("fit", project.graph, "--set", "trainer.steps=1")
+    assert done.code == 0, done.err
+    (run,) = (small_disk / "runs").iterdir()
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    try:
+        looked = command("inspect", run.name, "--json")
+        assert (looked.code, len(looked.json["rollouts"])) == (0, 3 + 4 + 3), looked.err
+        for arguments in (("--resume", run.name, "--set", "trainer.steps=2"), (project.graph,)):
+            refused = command("fit", *arguments)
+            assert (refused.code, refused.out) != (0, ""), arguments
+            assert "Traceback" not in refused.err
+            error = refused.err.splitlines()[-1]
+            assert error.startswith(f"RunError: {small_disk / 'runs'}")
+            assert "can't be written: Read-only file system" in error
+    finally:
+        subprocess.run(["mount", "-o", "remount,rw", small_disk], check=True)
+    done = command("fit", "--resume", run.name, "--json", "--set", "trainer.steps=2")
+    assert done.code == 0, done.err
+    check_account(done.json["tokens"])
+
+
+# A policy that says nothing sensible
+
+
+def test_a_policy_that_answers_only_garbage(order_desk: Any, command: Any, policy_folder: Path) -> None:
+    """Random weights: nothing succeeds, the run ends, and its report says so in its verdict and by its alarms."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    project = order_desk("pass")
+    garbage = project.folder / "garbage"
+    shutil.copytree(policy_folder, garbage)
+    torch.manual_seed(3)
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(policy_folder)).save_pretrained(garbage)
+    text = (
+        Path(project.graph)
+        .read_text()
+        .replace('return sum(map(ord, repr(state["messages"][-1]))) % 5 / 4', "return 0.0")
+    )
+    project.write("graph.py", text)
+    done = command("fit", "graph.py", "--json", "--model", garbage, "--set", "limits.tokens=60")
+    assert done.code == 0, done.err
+    report = done.json
+    assert report["baseline"]["success"] == report["trained"]["success"] == 0.0
+    assert report["baseline"]["environment_failures"] == 0
+    assert report["difference"]["ci95"] == [0.0, 0.0]
+    assert (report["tokens"]["trained"], report["tokens"]["sampled"] > 0) == (0, True)
+    check_account(report["tokens"])
+    assert {(alarm["code"], alarm["severity"]) for alarm in report["alarms"]} >= {("all_rewards_equal", "loud")}
+    assert (project.run.path / "report.md").read_text().splitlines()[2].startswith("Nothing was trained")
+
+
+# Those who write
+
+
+BAD_TRAINER = """
+from agenttrain import hookimpl
+from agenttrain.local.trainer import LocalTrainer
+
+class Bad(LocalTrainer):
+    name = "bad"
+
+    def save(self, folder):
+        raise KeyError("momentum")
+
+@hookimpl
+def agenttrain_register_trainers(register):
+    register("bad", Bad)
+"""
+
+
+def test_a_trainer_that_fails_to_save_is_no_full_disk(new_project: Any, command: Any) -> None:
+    """The error names the trainer and what it raised; no half checkpoint is left."""
+    project = new_project()
+    project.write("graph.py", Path(project.graph).read_text() + BAD_TRAINER)
+    done = command("fit", "graph.py", "--trainer", "bad", "--set", "trainer.steps=1")
+    assert done.code == 1
+    error = "TrainerError: The checkpoint of step 1 can't be made: the bad trainer raised KeyError: 'momentum'. "
+    assert error in done.err
+    assert "can't be written" not in done.err
+    assert list(project.run.checkpoints.iterdir()) == []
+
+
+KILLS_ENGINE = """
+import itertools, os, signal
+N = itertools.count(1)
+
+def kills(task, state):
+    if next(N) == 6 and not os.path.exists("killed"):
+        open("killed", "w").close()
+        for child in open(f"/proc/self/task/{os.getpid()}/children").read().split():
+            os.kill(int(child), signal.SIGKILL)
+    return score(task, state)
+
+builder.add_node("agent", agent)
+builder.add_node("again", agent)
+builder.set_entry_point("agent")
+builder.add_edge("agent", "again")
+graph = trainable(builder, model=POLICY, tasks="tasks.jsonl", verifier=kills)
+"""
+
+
+def test_an_engine_whose_process_is_killed_in_a_step(new_project: Any) -> None:
+    """One error with the signal's name and the way on; what had ended before it is kept."""
+    project = new_project(KILLS_ENGINE, decorated="")
+    own = ("--set", "engine.process=own", "--set", "engine.concurrency=1")
+    done = fit_of(project, "graph.py", *own)
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+    assert "signal SIGKILL" in done.stderr
+    assert f"agenttrain fit --resume {project.run.id}" in done.stderr
+    go_on = fit_of(project, "--resume", project.run.id, "--json")
+    assert go_on.returncode == 0, go_on.stderr
+    report = json.loads(go_on.stdout)
+    check_account(report["tokens"])
+    kept = [r for r in project.store.rollouts() if r.life == 0 and r.status == "completed"]
+    assert Counter((r.phase, r.step) for r in kept)["baseline", 0] == 3
