@@ -89,6 +89,7 @@ def test_a_prompt_that_cannot_be_answered_fails_its_own_future_only(engine: Proc
 def test_closing_aborts_calls_in_flight_and_ends_the_process(model_folder: Folder) -> None:
     """A call under way ends as aborted with what it had; the process is gone; closing twice is fine."""
     engine = ProcessEngine(context(model_folder("qwen3")))
+    assert engine.max_length == 256  # it has loaded: one that still does so may take longer than it is given to end
     future = engine.generate((5, 6), sampling(max_tokens=250), session="a")
     engine.close()
     engine.close()
