@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agenttrain.exporters import wanted_exporter
 from agenttrain.errors import ConfigError
+from agenttrain.exporters import wanted_exporter
 
 VARIABLES = ("OTEL_SDK_DISABLED", "OTEL_TRACES_EXPORTER", "OTEL_METRICS_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
