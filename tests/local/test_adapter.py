@@ -93,6 +93,15 @@ def test_learns_with_the_base_frozen_and_agrees_with_the_engine(architecture: st
         assert done[-1].metrics["reward"] > done[0].metrics["reward"] + 0.2
 
 
+@pytest.mark.parametrize("algorithm", ["grpo", "gspo", "ppo"])
+def test_the_distance_to_the_reference_begins_at_nothing(algorithm: str, model_folder: Folder) -> None:
+    """And grows as the adapter learns, whatever the algorithm: the base itself is the reference."""
+    settings = {"algorithm": algorithm, "kl_coefficient": 0.01, "steps": 3}
+    with opened(model_folder("qwen3"), **settings) as trainer:
+        distances = [step.metrics["kl_mean"] for step in trainer.steps()]
+    assert abs(distances[0]) < 1e-6 < distances[-1]
+
+
 @pytest.mark.parametrize("architecture", ["qwen3", "gpt2", "gemma3"])
 def test_what_is_published_is_the_base_merged_as_peft_merges_it(architecture: str, model_folder: Folder) -> None:
     """Only the adapted layers, by the names of the base; and the model with them answers as the adapter does."""
