@@ -295,3 +295,20 @@ def test_a_report_without_slices_has_no_table_of_them() -> None:
     """Tasks without metadata."""
     plain = {**evaluation(successes=1), "by_slice": {}}
     assert "| slice |" not in fit_text(report_of(baseline=plain, trained=plain))
+
+
+def test_an_alarm_of_many_steps_is_one_line() -> None:
+    """By its code and severity, with the message that came first."""
+    steps = [
+        *((step, "loud", "equal", f"All rewards are {step}.") for step in range(1, 9)),
+        (3, "note", "equal", "Note."),
+    ]
+    steps += [(5, "loud", "gap", "Gap at 5."), (4, "loud", "gap", "Gap at 4."), (0, "note", "lost", "Lost.")]
+    alarms = [{"step": s, "severity": v, "code": c, "message": m} for s, v, c, m in steps]
+    text = eval_text(eval_report(FACTS, result=evaluation(successes=2), wall_s=0.0, cpu_hours=0.0, alarms=alarms))
+    assert text.partition("## Alarms\n")[2].splitlines() == [
+        "- loud, 8 steps from 1 to 8: All rewards are 1.",
+        "- note, step 3: Note.",
+        "- loud, steps 4, 5: Gap at 5.",
+        "- note, step 0: Lost.",
+    ]

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from agenttrain import __version__
-from agenttrain.commands.arguments import print_error
+from agenttrain.commands.arguments import CommandEnded, print_error, print_json
 from agenttrain.commands.doctor import doctor_command
 from agenttrain.commands.eval import eval_command
 from agenttrain.commands.fit import fit_command
@@ -24,6 +24,8 @@ from agenttrain.commands.plugins import plugins_command
 from agenttrain.errors import AgenttrainError, PluginError
 
 WRONG_USE = 2
+UsageError: Any = typer.BadParameter.__base__
+"""What Typer raises for arguments that it can't take; it shows itself."""
 EXIT_WAIT_S = 3.0
 """How long the process waits at its end for threads of the user's graphs."""
 
@@ -70,15 +72,29 @@ def main(args: list[str] | None = None) -> None:
 
 
 def _exit_code(args: list[str] | None) -> int:
+    """Run a command; what ended it early is told on standard error, and with --json as one object on standard output.
+
+    Returns:
+        The exit code.
+    """
+    given = sys.argv[1:] if args is None else list(args)
     try:
-        _register_plugin_commands(app, sys.argv[1:] if args is None else args)
-        app(args, prog_name="agenttrain")
+        _register_plugin_commands(app, given)
+        code = app(given, prog_name="agenttrain", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except CommandEnded as ended:
+        code, kind, message = ended.code, ended.kind, ended.message
     except AgenttrainError as error:
         print_error(error)
-        return WRONG_USE
+        code, kind, message = WRONG_USE, type(error).__name__, str(error)
+    except UsageError as error:
+        error.show()
+        code, kind, message = WRONG_USE, "UsageError", error.format_message()
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
-    return 0
+    if "--json" in given:
+        print_json({"error": {"type": kind, "message": message}})
+    return code
 
 
 def _end_in_any_case(code: int) -> None:

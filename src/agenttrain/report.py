@@ -11,6 +11,9 @@ from typing import Any
 
 from agenttrain.promotion.compare import Difference
 
+MANY_STEPS = 6
+"""So many steps are still named singly behind an alarm."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
@@ -240,6 +243,23 @@ def _slices(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
 
 
 def _alarm_lines(alarms: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One line a code and severity, by the message of its first; the steps name them all."""
     if not alarms:
         return ["No alarms."]
-    return ["## Alarms", *(f"- {a['severity']}, step {a['step']}: {a['message']}" for a in alarms)]
+    steps: dict[tuple[str, str], list[int]] = {}
+    first: dict[tuple[str, str], str] = {}
+    for alarm in alarms:
+        key = (alarm["severity"], alarm["code"])
+        steps.setdefault(key, []).append(alarm["step"])
+        first.setdefault(key, alarm["message"])
+    return ["## Alarms", *(f"- {key[0]}, {_steps(steps[key])}: {message}" for key, message in first.items())]
+
+
+def _steps(steps: Sequence[int]) -> str:
+    """Example: [3] -> "step 3", [1, 2, 3] -> "steps 1, 2, 3", [1, … 20] -> "20 steps from 1 to 20"."""
+    each = sorted(set(steps))
+    if len(each) == 1:
+        return f"step {each[0]}"
+    if len(each) > MANY_STEPS:
+        return f"{len(each)} steps from {each[0]} to {each[-1]}"
+    return f"steps {', '.join(map(str, each))}"

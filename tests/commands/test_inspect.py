@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import sqlite3
 from typing import Any
 
 import pytest
@@ -47,11 +49,13 @@ def test_a_run_is_listed(fitted: Any, command: Any) -> None:
 
 def test_a_rollout_is_shown(fitted: Any, command: Any) -> None:
     """Its status, reward and parts, each turn with its role, and each trajectory with its tokens."""
-    rollout = next(r for r in fitted.store.rollouts() if r.phase == "train")
+    trained = {sample.extra_fields["rollout_id"] for sample in fitted.store.trained_samples()}
+    rollout = next(r for r in fitted.store.rollouts() if r.id in trained)
     rollout_id, turns = rollout.id, fitted.store.turns(rollout.id)
     said = command("inspect", fitted.run.id, rollout_id, "--logprobs").out
     assert said.startswith(f"{f'{rollout_id}: {rollout.status} {rollout.cause}'.rstrip()}\nreward: ")
     assert "   score " in said
+    assert "\ntrained in step 1\n" in said
     assert f"turn 0 draft: frozen (frozen: draft), {len(turns[0].prompt_ids)} + 6 tokens, length" in said
     assert "turn 1 agent: trained (the graph's one model)" in said
     assert said.count(" v0 '") == sum(len(turn.response_ids) for turn in turns if turn.role == "trained")
@@ -116,3 +120,22 @@ def test_a_lost_call_is_named(fitted: Any, command: Any) -> None:
     store.close()
     assert command("inspect", fitted.run.id, "--json").json["lost_calls"] == ["train-1-task-0-[/x]"]
     assert "calls whose answer was lost: 1, in train-1-task-0-[/x]\n" in command("inspect", fitted.run.id).out
+
+
+def test_what_was_not_trained_says_why(fitted: Any, command: Any) -> None:
+    """A rollout that was only measured, one that its step left out, and one whose step the run was stopped in."""
+    said = command("inspect", fitted.run.id, "baseline-0-task-4").out
+    assert "\nmeasured for the baseline, and never trained\n" in said
+    assert ", trainable " in said
+    assert said.endswith("green would be trained, yellow is frozen or dropped, grey is context\n")
+    row = fitted.run.metrics()[0]
+    rollout = next(r for r in fitted.store.rollouts() if r.phase == "train")
+    row["dropped"] = {rollout.id: "all rewards equal"}
+    with sqlite3.connect(next(fitted.run.rollouts.glob("*.db"))) as store:
+        store.execute("DELETE FROM trained")
+    metrics = fitted.run.path / "metrics.jsonl"
+    metrics.write_text(json.dumps(row) + "\n")
+    assert "\nnot trained: all rewards equal\n" in command("inspect", fitted.run.id, rollout.id).out
+    metrics.write_text("")
+    told = command("inspect", fitted.run.id, rollout.id, "--json").json["fate"]
+    assert told == "not trained: step 1 has not ended; the run is under way, or was stopped in it"

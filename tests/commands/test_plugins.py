@@ -14,7 +14,9 @@ def test_the_built_ins_come_through_the_same_door(command: Any) -> None:
     assert listed["loaded"] == [{"name": "local", "version": __version__, "distribution": "agenttrain"}]
     assert (listed["engines"], listed["trainers"], listed["problems"]) == (["local"], ["local"], [])
     said = command("plugins").out
-    assert said.endswith("engines: local\ntrainers: local\nadvantage estimators: centered, group, leave-one-out, reward\n")
+    assert said.endswith(
+        "engines: local\ntrainers: local\nadvantage estimators: centered, group, leave-one-out, reward\n"
+    )
 
 
 def test_only_what_is_named_is_loaded(command: Any, monkeypatch: Any) -> None:

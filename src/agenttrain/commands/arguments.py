@@ -64,6 +64,14 @@ def print_error(error: AgenttrainError) -> None:
     typer.echo(f"{type(error).__name__}: {error}", err=True)
 
 
+class CommandEnded(Exception):
+    """A command has ended early and said why on standard error; the command line makes an exit code of it."""
+
+    def __init__(self, code: int, kind: str, message: str) -> None:
+        super().__init__(code, kind, message)
+        self.code, self.kind, self.message = code, kind, message
+
+
 @contextmanager
 def work() -> Iterator[None]:
     """What is done once all is checked: its own failures end the command with 1, Ctrl-C with 130.
@@ -75,7 +83,7 @@ def work() -> Iterator[None]:
         yield
     except (EngineError, TrainerError, RunError) as error:
         print_error(error)
-        raise typer.Exit(FAILED) from None
+        raise CommandEnded(FAILED, type(error).__name__, str(error)) from None
     except KeyboardInterrupt:
         typer.echo("Stopped by Ctrl-C.", err=True)
-        raise typer.Exit(STOPPED) from None
+        raise CommandEnded(STOPPED, "RunStopped", "Stopped by Ctrl-C.") from None

@@ -60,7 +60,7 @@ def eval_command(
     )
     exporter, progress = wanted_exporter(), Progress(job)
     folder = new_run(RUNS, f"eval-{job.name}")
-    progress.starts(folder, resumed=False)
+    progress.starts_evaluation(folder)
     with exporting(exporter, folder.id), work():
         report = evaluate(job, folder, watcher=progress)
     progress.close()

@@ -12,6 +12,7 @@ from agenttrain.commands.arguments import (
     FAILED,
     RUNS,
     STOPPED,
+    CommandEnded,
     Engine,
     Json,
     Model,
@@ -82,8 +83,9 @@ def fit_command(
         try:
             report = fit(job, run, watcher=progress, resume=resume is not None, stop_on_alarm=stop_on_alarm)
         except RunStopped as stopped:
-            progress.stopped(stopped.run_id, stopped.why)
-            raise typer.Exit(STOPPED if type(stopped) is RunStopped else FAILED) from None
+            said = progress.stopped(stopped.run_id, stopped.why)
+            code = STOPPED if type(stopped) is RunStopped else FAILED
+            raise CommandEnded(code, type(stopped).__name__, said) from None
     progress.close()
     if json:
         print_json(report)

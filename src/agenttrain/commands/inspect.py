@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 CAUSE_WIDTH, TABLE_WIDTH = 60, 180
 """Characters; a narrower terminal breaks the lines itself."""
+PHASES = {"baseline": "the baseline", "held_out": "the held-out tasks after training", "eval": "an evaluation"}
 TRAINED, FROZEN, CONTEXT = "bold green", "yellow", "dim"
 
 
@@ -62,7 +63,23 @@ def inspect_command(
         return
     found = _find(view, rollout)
     renderer = None if json else _renderer(folder.read_config()[0])
-    _show(found, view.turns(found.id), view.trajectories(found.id), renderer, as_json=json, logprobs=logprobs)
+    paths = view.trajectories(found.id)
+    fate = fate_of(found, folder, view)
+    _show(found, fate, view.turns(found.id), paths, renderer, as_json=json, logprobs=logprobs)
+
+
+def fate_of(rollout: Rollout, folder: RunFolder, view: StoreView) -> str:
+    """Whether a rollout was trained, or why not."""
+    from agenttrain.figures import why_untrained
+
+    if rollout.phase != "train":
+        return f"measured for {PHASES[rollout.phase]}, and never trained"
+    if steps := [sample.step for sample in view.trained(rollout.id)]:
+        return f"trained in step {steps[-1]}"
+    rows = folder.metrics()
+    if all(row["step"] != rollout.step for row in rows):
+        return f"not trained: step {rollout.step} has not ended; the run is under way, or was stopped in it"
+    return f"not trained: {why_untrained([rollout], rows, ()).get(rollout.id, 'no reason was written down')}"
 
 
 def _show_range(
@@ -175,6 +192,7 @@ def _row(rollout: Rollout) -> dict[str, Any]:
 
 def _show(
     rollout: Rollout,
+    fate: str,
     turns: Sequence[Turn],
     paths: Sequence[Trajectory],
     renderer: Renderer | None,
@@ -185,18 +203,28 @@ def _show(
     if as_json:
         from dataclasses import asdict
 
-        print_json({**_row(rollout), "turns": [asdict(t) for t in turns], "trajectories": [asdict(p) for p in paths]})
+        print_json(
+            {
+                **_row(rollout),
+                "fate": fate,
+                "turns": [asdict(t) for t in turns],
+                "trajectories": [asdict(p) for p in paths],
+            }
+        )
         return
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"{rollout.id}: {rollout.status} {rollout.cause}".rstrip(), style="bold", markup=False)
     _show_reward(console, rollout)
+    console.print(fate, markup=False)
     for turn in turns:
         console.print(_turn_line(turn), markup=False)
+    trained = fate.startswith("trained")
     for path in paths:
-        _show_path(console, path, renderer, logprobs=logprobs)
-    console.print("green is trained, yellow is frozen or dropped, grey is context", style="dim")
+        _show_path(console, path, renderer, trained=trained, logprobs=logprobs)
+    green = "is trained" if trained else "would be trained"
+    console.print(f"green {green}, yellow is frozen or dropped, grey is context", style="dim")
 
 
 def _show_reward(console: Any, rollout: Rollout) -> None:
@@ -217,13 +245,14 @@ def _turn_line(turn: Turn) -> str:
     )
 
 
-def _show_path(console: Any, path: Trajectory, renderer: Renderer | None, *, logprobs: bool) -> None:
+def _show_path(console: Any, path: Trajectory, renderer: Renderer | None, *, trained: bool, logprobs: bool) -> None:
+    """One trajectory; with `trained` it was in the loss, else its mask only says what could have been."""
     from rich.text import Text
 
-    trained = sum(path.response_mask)
+    n = sum(path.response_mask)
     console.print(
         f"\ntrajectory {path.index} ({path.break_cause}): prompt {len(path.prompt_ids)}, response "
-        f"{len(path.response_ids)}, trained {trained}, masked {len(path.response_ids) - trained}",
+        f"{len(path.response_ids)}, {'trained' if trained else 'trainable'} {n}, masked {len(path.response_ids) - n}",
         style="bold",
     )
     text = Text(_decoded(path.prompt_ids, renderer), style=CONTEXT)

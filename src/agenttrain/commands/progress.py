@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,12 +33,23 @@ class Progress:
     _bar: Bar | None = None
     _task: TaskID | None = None
     _phase: str = ""
+    _alarms: Counter[str] = field(default_factory=Counter)
+    """Alarm code to how often it came."""
 
     def starts(self, run: RunFolder, *, resumed: bool) -> None:
+        """A fit begins, or goes on."""
         job = self.job
         verb = "resuming" if resumed else "run"
         self._say(f"{verb} {run.id}: {len(job.train)} training tasks, {len(job.held_out)} evaluated")
-        for note in job.notes:
+        self._say_notes()
+
+    def starts_evaluation(self, run: RunFolder) -> None:
+        """An eval begins: it trains on nothing."""
+        self._say(f"run {run.id}: {len(self.job.held_out)} tasks")
+        self._say_notes()
+
+    def _say_notes(self) -> None:
+        for note in self.job.notes:
             self._say(f"note: {note}", "yellow")
 
     def began(self, phase: str, total: int) -> None:
@@ -75,14 +87,24 @@ class Progress:
         )
 
     def alarm(self, alarm: Alarm) -> None:
-        self._say(f"{alarm.severity}: {alarm.message}", "red" if alarm.severity == "loud" else "yellow")
+        """Told when its code comes for the first time; the others are counted, and told at the end."""
+        self._alarms[alarm.code] += 1
+        if self._alarms[alarm.code] == 1:
+            self._say(f"{alarm.severity}: {alarm.message}", "red" if alarm.severity == "loud" else "yellow")
 
-    def stopped(self, run_id: str, why: str) -> None:
-        self._end_bar()
-        self._say(f"{why}. Saved; go on with: agenttrain fit --resume {run_id}", "bold")
+    def stopped(self, run_id: str, why: str) -> str:
+        """The run was saved before its end; gives the line that was said."""
+        self.close()
+        said = f"{why}. Saved; go on with: agenttrain fit --resume {run_id}"
+        self._say(said, "bold")
+        return said
 
     def close(self) -> None:
         self._end_bar()
+        for code, n in self._alarms.items():
+            if n > 1:
+                self._say(f"alarm {code}: {n} times; metrics.jsonl and the report hold each", "yellow")
+        self._alarms.clear()
 
     def _end_bar(self) -> None:
         if self._bar is not None:
