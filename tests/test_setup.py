@@ -183,6 +183,17 @@ def test_what_goes_wrong_on_leaving_is_told_and_the_result_stays(new_project: An
     assert (result.rollout.reward.score, len(result.samples), events[-1]) == (0.5, 1, "left")  # type: ignore[union-attr]
 
 
+def test_worlds_that_are_not_left_raise_an_alarm(new_project: Any, command: Any) -> None:
+    """A note, in evaluations and in steps: containers or connections may pile up."""
+    setup = LEAVES.format(kind="", define="def", then="raise OSError('still in use')")
+    new_project(WORLDS + SYNC_NODE + setup + LOOKS, decorated=DECORATED)
+    done = command("fit", "graph.py", "--set", "trainer.steps=1", "--json")
+    assert done.code == 0, done.err
+    told = [alarm for alarm in done.json["alarms"] if alarm["code"] == "world_not_left"]
+    assert sorted((alarm["step"], alarm["severity"]) for alarm in told) == [(0, "note"), (0, "note"), (1, "note")]
+    assert all("leaving setup=shop raised OSError: still in use" in alarm["message"] for alarm in told)
+
+
 @pytest.mark.parametrize(("kind", "define"), [("", "def"), ("async", "async def")])
 @pytest.mark.parametrize("then", ["raise ValueError('no such order')", "raise SystemExit(2)"])
 @pytest.mark.parametrize("node", ["def", "async def"])

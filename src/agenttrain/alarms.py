@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from agenttrain.memory import Growth
-from agenttrain.records import RolloutResult, StepResult
+from agenttrain.records import NOT_LEFT, RolloutResult, StepResult
 from agenttrain.reward.status import may_train
 
 LOGPROB_GAP = 1e-3
@@ -82,10 +82,19 @@ def verifier_alarms(results: Sequence[RolloutResult], step: int) -> list[Alarm]:
     ]
 
 
+def world_alarms(results: Sequence[RolloutResult], step: int) -> list[Alarm]:
+    """Worlds that could not be left as they should: what they hold may pile up."""
+    left = [result.rollout for result in results if NOT_LEFT in result.rollout.cause]
+    if not left:
+        return []
+    text = f"{len(left)} of {len(results)} worlds could not be left as they should, for example that of {left[0].id}: "
+    return [Alarm(code="world_not_left", severity="note", step=step, message=text + left[0].cause)]
+
+
 def evaluation_alarms(results: Sequence[RolloutResult]) -> list[Alarm]:
     """What an evaluation gives reason to say: places without a result count as no success, so the figure is lower."""
     lost = [result for result in results if not may_train(result.rollout.status)]
-    found = verifier_alarms(results, 0)
+    found = verifier_alarms(results, 0) + world_alarms(results, 0)
     if lost:
         text = f"{len(lost)} of {len(results)} evaluated places have no result and count as no success, for example "
         text += f"{lost[0].rollout.id}: {lost[0].rollout.cause}"

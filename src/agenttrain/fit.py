@@ -27,6 +27,7 @@ from agenttrain.alarms import (
     resume_alarms,
     step_alarms,
     verifier_alarms,
+    world_alarms,
 )
 from agenttrain.capture.store import SqliteStore, StoreView, read_store
 from agenttrain.checkpoint_folder import Checkpoint, write_checkpoint
@@ -266,6 +267,7 @@ class Fit:
         merged = replace(step, metrics=metrics)
         alarms = step_alarms(merged, baseline_tool_calls=baseline["tool_calls"])
         alarms += verifier_alarms(self.step_rollouts, step.step)
+        alarms += world_alarms(self.step_rollouts, step.step)
         alarms += memory_alarms(self.memory.after_step(len(self.step_rollouts)), step.step, steps_to_go=left)
         row = {
             "step": step.step,

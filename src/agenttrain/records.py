@@ -16,6 +16,8 @@ RECORD_VERSION = 2
 """Stored with every record; a reader refuses a higher one."""
 NOT_ADMITTED = "not admitted: "
 """Before a plugin's reason, in the cause of a rollout that it kept out of training."""
+NOT_LEFT = "leaving setup="
+"""Before the name of a setup, in the cause of a rollout whose world could not be left as it should."""
 
 Ids = tuple[int, ...]
 Split = Literal["train", "held_out"]
@@ -313,7 +315,7 @@ class Rollout:
     life: int = 0
     status: Status
     cause: str = ""
-    """What ended it, in words; empty when completed."""
+    """What ended it, in words, and what went wrong while its world was left; empty when completed and nothing did."""
     verifier_failed: bool = False
     """A verifier raised, took too long or gave no number; the status is environment_failure then."""
     reward: Reward | None = None

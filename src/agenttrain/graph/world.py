@@ -23,7 +23,7 @@ from agenttrain.errors import GraphError, WorldError
 from agenttrain.graph.intercept import outside_rollouts
 from agenttrain.graph.named import call_with, check_call
 from agenttrain.graph.run import cancel_leftovers, rollout_loop
-from agenttrain.records import Task
+from agenttrain.records import NOT_LEFT, Task
 from agenttrain.trainable import current_task_is, function_name
 
 KEYS = ("context", "configurable", "state")
@@ -107,14 +107,14 @@ class World:
             self._left.result(timeout_s)
         except TimeoutError as error:
             if not self._left.done():
-                return f"leaving {setup_text(self._setup)} took more than {timeout_s:g} s"
+                return f"{NOT_LEFT}{function_name(self._setup)} took more than {timeout_s:g} s"
             return self._raised(error)
         except BaseException as error:
             return self._raised(error)
         return ""
 
     def _raised(self, error: BaseException) -> str:
-        return f"leaving {setup_text(self._setup)} raised {type(error).__name__}: {error}"
+        return f"{NOT_LEFT}{function_name(self._setup)} raised {type(error).__name__}: {error}"
 
     def _live(self) -> None:
         """Everything that happens on the world's thread."""
