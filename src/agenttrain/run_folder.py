@@ -122,16 +122,22 @@ class RunFolder:
         """Keep every other process from going on with this run; a process that is killed lets go.
 
         Raises:
-            RunError: another one has it.
+            RunError: another one has it, or the folder may not be written.
         """
-        with (self.path / ".lock").open("a") as lock:
+        try:
+            lock = (self.path / ".lock").open("a")
+        except OSError as error:
+            raise RunError(_cant_write(self.path / ".lock", error)) from error
+        with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            except BlockingIOError:
                 raise RunError(
                     f"{self.id} is being worked on by another process. Wait for it or stop it, then go on with "
                     f"agenttrain fit --resume {self.id}."
                 ) from None
+            except OSError:
+                pass  # a file system without locks
             yield
 
     def write_report(self, report: Mapping[str, Any], text: str) -> None:
