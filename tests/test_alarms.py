@@ -1,9 +1,10 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from agenttrain.alarms import Alarm, evaluation_alarms, step_alarms, verifier_alarms
-from agenttrain.records import Rollout, RolloutRequest, RolloutResult, Status, StepResult, Task
+from agenttrain.records import CallSite, Rollout, RolloutRequest, RolloutResult, Status, StepResult, Task, Turn
 
 QUIET = {
     "groups": 16,
@@ -200,3 +201,14 @@ def test_an_evaluation_with_places_that_have_no_result_says_so() -> None:
         "2 of 10 evaluated places have no result and count as no success, for example train-1-f0-0-0: EngineError: gone"
     )
     assert evaluation_alarms(well) == []
+
+
+def test_replies_without_what_was_asked_are_a_note_of_an_evaluation() -> None:
+    """The prompt asked, the policy did something else, and no constraint holds it."""
+    turn = Turn(id="e#0", rollout_id="e", index=0, role="trained", role_reason="", site=CallSite(node="plan"))
+    turns = (replace(turn, missed="tool_choice"), replace(turn, id="e#1", index=1))
+    (note,) = evaluation_alarms([replace(result_of("e", 0, "completed"), turns=turns)])
+    assert (note.code, note.severity, note.step) == ("asked_and_missed", "note", 0)
+    assert note.message.startswith(
+        "1 of 2 replies lack what their call asked for, for example tool_choice in node 'plan' (turn e#0)."
+    )

@@ -100,7 +100,22 @@ def evaluation_alarms(results: Sequence[RolloutResult]) -> list[Alarm]:
         text += f"{lost[0].rollout.id}: {lost[0].rollout.cause}"
         severity: Literal["note", "loud"] = "loud" if len(lost) > ENVIRONMENT_FAILURE_SHARE * len(results) else "note"
         found.append(Alarm(code="evaluation_incomplete", severity=severity, step=0, message=text))
-    return found
+    return found + _missed_alarms(results)
+
+
+def _missed_alarms(results: Sequence[RolloutResult]) -> list[Alarm]:
+    """Replies without the tool call or the form that their calls asked for."""
+    turns = [turn for result in results for turn in result.turns]
+    lacking = [turn for turn in turns if turn.missed]
+    if not lacking:
+        return []
+    first = lacking[0]
+    text = (
+        f"{len(lacking)} of {len(turns)} replies lack what their call asked for, for example {first.missed} in node "
+        f"{first.site.node!r} (turn {first.id}). A policy is told in the prompt and can't be forced: let the graph "
+        "answer such a reply with an error, or reward it less."
+    )
+    return [Alarm(code="asked_and_missed", severity="note", step=0, message=text)]
 
 
 def memory_alarms(growth: Growth | None, step: int, *, steps_to_go: int) -> list[Alarm]:

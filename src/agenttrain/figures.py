@@ -35,11 +35,18 @@ def rollout_metrics(results: Sequence[RolloutResult]) -> dict[str, float]:
         "turns": sum(rollout.n_turns for rollout in rollouts) / n,
         "tool_calls": sum(rollout.n_tool_calls for rollout in rollouts) / n,
         "invalid_tool_calls": sum(rollout.n_invalid_tool_calls for rollout in rollouts) / n,
+        "missed_tool_choices": _n_missed(results, "tool_choice") / n,
+        "misfit_answers": _n_missed(results, "response_format") / n,
         "environment_failures": sum(rollout.status == "environment_failure" for rollout in rollouts),
         "policy_failures": sum(rollout.status == "policy_failure" for rollout in rollouts),
         "unfinished": sum(rollout.status in ("truncated", "budget_exhausted") for rollout in rollouts),
         "rollouts_without_trained_call": sum(ok and not has for ok, has in zip(usable, called, strict=True)),
     }
+
+
+def _n_missed(results: Sequence[RolloutResult], asked: str) -> int:
+    """Replies without what their calls asked for, see `records.Turn.missed`."""
+    return sum(turn.missed == asked for result in results for turn in result.turns)
 
 
 def dropped_by_step(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
