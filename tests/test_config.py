@@ -134,7 +134,7 @@ def test_an_unknown_key_is_blamed_on_the_layer_that_wrote_it() -> None:
         ({"trainer": {"steps": True}}, "trainer.steps in toml is True: input should be a valid integer"),
         (
             {"trainer": {"loss": "mean"}},
-            "trainer.loss in toml is 'mean': input should be 'token-mean' or 'rollout-mean'",
+            "trainer.loss in toml is 'mean': input should be 'token-mean', 'rollout-mean' or 'constant'",
         ),
         ({"trainer": {"name": ["a"]}}, "trainer.name in toml is ['a']: input should be a valid string"),
         ({"sampling": {"temperature": 0}}, "sampling.temperature in toml is 0: input should be greater than 0"),

@@ -308,8 +308,7 @@ def test_splitting_rollouts_changes_neither_loss_nor_gradient(
         other, parted_grads = update_of(trainer, parted)
     assert abs(whole.loss - other.loss) < 1e-6
     assert abs((whole.value_loss or 0) - (other.value_loss or 0)) < 1e-6
-    largest = max(1.0, whole.grad_norm)  # clipped to norm 1 where it is larger, in both
-    assert max(float((a - b).abs().max()) for a, b in zip(grads, parted_grads, strict=True)) < 1e-6 * largest
+    assert max(float((a - b).abs().max()) for a, b in zip(grads, parted_grads, strict=True)) < 1e-6
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

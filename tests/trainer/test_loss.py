@@ -99,7 +99,7 @@ def test_distances_by_hand() -> None:
 
 
 def test_the_mean_of_both_distances_is_the_divergence() -> None:
-    """Over three outcomes, weighed by the policy; as a loss k1 has no gradient, and k3 that of KL(reference || policy)."""
+    """Over three outcomes by their chance: k1 as a loss has no gradient, and k3 that of KL(reference, policy)."""
     logits = torch.tensor([0.3, -0.5, 1.0], dtype=torch.float64, requires_grad=True)
     new, reference = logits.log_softmax(0), torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64).log()
     chances = new.detach().exp()

@@ -25,6 +25,7 @@ from agenttrain.local.schedule import Cursor, learning_rate_at, tasks_at
 from agenttrain.protocols import TrainerContext
 from agenttrain.records import RolloutRequest, RolloutResult, StepResult, Task
 from agenttrain.trainer import checkpoint
+from agenttrain.trainer.advantage import own_rewards
 from agenttrain.trainer.batches import Lessons, lessons
 from agenttrain.trainer.credit import credited, kl_penalty
 
@@ -121,21 +122,28 @@ class LocalTrainer:
             advantages=tuple(row for lesson in taught.kept for row in lesson.token_advantages),
         )
 
-    def _lessons(self, results: Sequence[RolloutResult], penalties: Mapping[str, float] | None = None) -> Lessons:
-        """Who teaches; where a critic judges, a rollout needs no siblings."""
+    def _lessons(self, results: Sequence[RolloutResult]) -> Lessons:
+        """Who teaches; where a critic judges, a rollout needs no siblings.
+
+        Where k1 is taken from a group's rewards, its advantages come once that is measured.
+        """
         compares = self._learner.algorithm.critic is None
-        return lessons(results, self._context.advantages, compares=compares, penalties=penalties)
+        later = compares and self._cost_in_reward > 0
+        return lessons(results, own_rewards if later else self._context.advantages, compares=compares)
+
+    @property
+    def _cost_in_reward(self) -> float:
+        return self._settings.kl_coefficient if self._settings.kl == "k1" else 0.0
 
     def _measured(self, taught: Lessons, results: Sequence[RolloutResult]) -> tuple[Lessons, dict[str, float]]:
         """The same lessons with what stays fixed through the step's updates, and the figures of it."""
-        critic, cost = self._learner.algorithm.critic, self._settings.kl_coefficient
-        in_reward = cost if self._settings.kl == "k1" else 0.0
+        critic, cost = self._learner.algorithm.critic, self._cost_in_reward
         kept = self._learner.measured(taught.kept)
         if critic is not None:
-            kept = credited(kept, critic, kl_coefficient=in_reward)
-        elif in_reward:
-            penalties = {lesson.rollout_id: in_reward * kl_penalty(lesson) for lesson in kept}
-            scored = self._lessons(results, penalties).kept
+            kept = credited(kept, critic, kl_coefficient=cost)
+        elif cost:
+            penalties = {lesson.rollout_id: cost * kl_penalty(lesson) for lesson in kept}
+            scored = lessons(results, self._context.advantages, penalties=penalties).kept
             kept = tuple(replace(one, advantage=other.advantage) for one, other in zip(kept, scored, strict=True))
         return replace(taught, kept=kept), measured_metrics(kept, self._settings)
 
