@@ -9,6 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from agenttrain.capture.answers import prompt_ids_of
+from agenttrain.capture.conversations import hashed
+from agenttrain.capture.render import open_renderer
+from agenttrain.records import ModelCall
+
 EXAMPLE = Path(__file__).parents[1] / "examples" / "order-desk"
 
 
@@ -31,6 +36,19 @@ def test_splits_share_no_order_and_no_item() -> None:
         seen[row["split"]] |= {world["order"], world["item"], world["merged"] or world["order"]}
     assert len(rows) == 1500
     assert not seen["train"] & seen["held_out"]
+
+
+def test_nothing_is_added_to_the_desks_prompts() -> None:
+    """It forces no tool and asks for no form, so its prompts are those that its policy was made with."""
+    renderer = open_renderer(str(EXAMPLE / "policy"), family="default")
+    messages = ({"role": "system", "content": "You are the desk."}, {"role": "user", "content": "Price of B1?"})
+    tool = {"type": "function", "function": {"name": "calc", "description": "Sum.", "parameters": {"properties": {}}}}
+    call = ModelCall(messages=messages, tools=(tool,))
+    ids, _ = prompt_ids_of(renderer, call, hashed(call), None)
+    assert renderer.decode(ids) == (
+        "<|im_start|>system\nYou are the desk.\n<tools>\ncalc(): Sum.\n</tools><|im_end|>\n"
+        "<|im_start|>user\nPrice of B1?<|im_end|>\n<|im_start|>assistant\n"
+    )
 
 
 @pytest.mark.slow

@@ -6,6 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from agenttrain.capture.render import open_renderer
+
+POLICY = Path(__file__).parents[1] / "examples" / "order-desk" / "policy"
+
 PLUGINS = """
 from agenttrain import hookimpl
 from pathlib import Path
@@ -135,3 +139,30 @@ graph = trainable(builder, model=POLICY, tasks="tasks.jsonl", verifier=same)
     done = command("eval", "graph.py", "--split", "train", "--repeats", "3", "--json")
     assert (done.json["success"], done.json["rollouts"]) == (1.0, 12), done.err
     assert json.loads(Path(project.run.report_json).read_text())["model"]["replaces"].startswith("no model")
+
+
+def test_a_graph_that_asks_for_an_object_and_gets_none_ends_by_the_policys_fault(
+    new_project: Any, command: Any
+) -> None:
+    """It is asked for in the prompt of each call, the reply's turn says what it lacks, and the report tells."""
+    body = """
+from pydantic import BaseModel
+class Place(BaseModel):
+    room: str
+model = ChatOpenAI(model="gpt-4o", api_key="unused", max_tokens=60)
+asks = model.with_structured_output(Place, method="json_schema")
+
+def node(state):
+    return {"messages": [("ai", str(asks.invoke(state["messages"])))]}
+builder.add_node("agent", node)
+builder.set_entry_point("agent")
+"""
+    project = new_project(body)
+    done = command("eval", "graph.py", "--json")
+    turns = turns_of(project.store)
+    assert (done.json["policy_failures"], done.json["success"]) == (3, 0.0), done.err
+    assert {turn.missed for turn in turns} == {"response_format"}
+    (note,) = [alarm for alarm in done.json["alarms"] if alarm["code"] == "asked_and_missed"]
+    assert note["message"].startswith("3 of 3 replies lack what their call asked for")
+    renderer = open_renderer(str(POLICY), family="default")
+    assert all("with one JSON object of this schema" in renderer.decode(turn.prompt_ids) for turn in turns)

@@ -16,6 +16,7 @@ from langchain_core.messages import (
     SystemMessage,
     ToolMessage,
 )
+from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
 
 from agenttrain.errors import GraphError
@@ -23,10 +24,12 @@ from agenttrain.graph.messages import (
     assistant_message,
     described_messages,
     message_chunks,
+    own_temperature,
     plain_messages,
     plain_response_format,
     plain_tool_choice,
     plain_tools,
+    unsupported_sampling,
 )
 from agenttrain.records import InvalidCall, ParsedCall, Reply
 
@@ -223,3 +226,17 @@ def test_whole_or_in_pieces_a_reply_reads_back_the_same(text: str, calls: list[A
         return  # such arguments are themselves a quoted string
     assert plain_messages([total]) == plain_messages([whole])
     assert (total.id, total.usage_metadata) == (whole.id, whole.usage_metadata)
+
+
+def test_the_users_temperature_is_the_calls_then_the_models(chat: Any) -> None:
+    """None where neither says one: 0 is a temperature."""
+    assert own_temperature(chat(temperature=0.4), {"temperature": 0}) == 0.0
+    assert own_temperature(chat(temperature=0.4), {}) == 0.4
+    assert own_temperature(chat(), {}) is None
+
+
+def test_settings_that_a_policy_does_not_follow_are_named() -> None:
+    """What changes nothing is left out."""
+    model = ChatOpenAI(model="m", api_key="unused", top_p=0.9, presence_penalty=0)
+    assert unsupported_sampling(model, {"top_k": 5}) == ("top_p=0.9", "top_k=5")
+    assert unsupported_sampling(model, {"top_p": 1}) == ()
