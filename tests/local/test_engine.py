@@ -226,8 +226,8 @@ def test_more_calls_than_the_memory_holds_wait_and_idle_rows_go(
             answers = [future.result(timeout=60) for future in futures]
             assert max(gap(plain_model("qwen3"), p, a) for p, a in zip(prompts, answers, strict=True)) < 1e-5
             prompts = [p + a.token_ids + random_ids(rng, 2) for p, a in zip(prompts, answers, strict=True)]
-        assert engine._rows is not None
-        assert len(engine._rows.rows) <= 3
+        assert engine._passes is not None
+        assert len(engine._passes.rows.rows) <= 3
         longer = random_ids(rng, 150)
         answer = engine.generate(longer, sampling(), session="long").result(timeout=60)
         assert gap(plain_model("qwen3"), longer, answer) < 1e-5

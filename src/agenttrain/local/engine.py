@@ -19,18 +19,20 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import Cache
 
 from agenttrain.errors import AgenttrainError, EngineError
 from agenttrain.local import policy
+from agenttrain.local.cache_trial import cached_passes
+from agenttrain.local.cached_passes import CachedPasses
 from agenttrain.local.draw import draw
-from agenttrain.local.kv_cache import BLOCK, KVRows, Row, block_hashes
+from agenttrain.local.kv_cache import block_hashes
+from agenttrain.local.seating import Call, Seated, alike, seat
 from agenttrain.records import Generation, Ids, Sampling, StopReason
 
 if TYPE_CHECKING:
@@ -44,38 +46,6 @@ MAX_ROWS = 512
 """Calls in one forward pass."""
 PREFILL_IDS = 4096
 """Ids, padding included, in one prefill pass; a longer prompt is read in chunks."""
-WORTH_WAITING = 2 * BLOCK
-"""A prompt waits for another one of its wave when it can then copy this many more ids."""
-SELF_TEST_LENGTH = 48
-SELF_TEST_TOLERANCE = 1e-4
-
-
-@dataclass(eq=False, slots=True)
-class Call:
-    """One `generate` on its way."""
-
-    prompt: list[int]
-    sampling: Sampling
-    session: str
-    future: Future[Generation]
-    stop_ids: frozenset[int]
-    hashes: list[int]
-    """Of the blocks of what is to be read: the prompt, and after new weights the sampled ids too."""
-    out: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    n_cached: int | None = None
-    """Prompt ids found in the cache at first. None: not begun."""
-    row: Row | None = None
-
-    @property
-    def to_read(self) -> list[int]:
-        return self.prompt + self.out
-
-    @property
-    def n_held(self) -> int:
-        """Positions whose keys are in the row: all but the last sampled id."""
-        return len(self.prompt) + max(0, len(self.out) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,17 +90,20 @@ class LocalEngine:
         self.model = policy.load_model(folder, device=self.device, weights_from=weights_from)
         self.max_length = policy.max_length(self.model.config)
         self.weight_version = weight_version
-        self.kv_cache = False
-        """Whether keys and values are kept. False: every token recomputes its whole prefix, correct and slow."""
-        self.kv_cache_reason = ""
-        """Why not. Empty when they are."""
         self._logits = policy.Logits(self.model)
+        self._passes, self.kv_cache_reason = cached_passes(
+            self._logits,
+            device=self.device,
+            budget_bytes=kv_bytes or _default_kv_bytes(self.device),
+            max_length=self.max_length,
+        )
+        """None, and why: every token recomputes its whole prefix, correct and slow."""
+        self.kv_cache = self._passes is not None
+        """Whether keys and values are kept."""
         self._n_vocabulary = policy.vocabulary_size(self.model)
         self._threads = threads
         self._alone = one_at_a_time
         self._max_rows = 1 if one_at_a_time else MAX_ROWS
-        self._kv_bytes = kv_bytes or _default_kv_bytes(self.device)
-        self._rows: KVRows | None = None
         self._inbox: SimpleQueue[Call | Release | Update | None] = SimpleQueue()
         self._waiting: list[Call] = []
         self._running: list[Call] = []
@@ -143,7 +116,6 @@ class LocalEngine:
         self._counts: dict[str, float] = dict.fromkeys(
             ("sampled_ids", "prefilled_ids", "cached_ids", "decode_steps", "decode_rows", "busy_s"), 0.0
         )
-        self._prepare_cache()
         _lower_switch_interval()
         self._thread = threading.Thread(target=self._main, name="agenttrain-engine", daemon=True)
         self._thread.start()
@@ -218,7 +190,7 @@ class LocalEngine:
             self._closed = True
             self._inbox.put(None)
         self._thread.join()
-        self._rows = None
+        self._passes = None
         _restore_switch_interval()
 
     def _check_open(self) -> None:
@@ -308,8 +280,8 @@ class LocalEngine:
         self._sessions.discard(session)
         for call in [call for call in self._open if call.session == session]:
             self._abort(call)
-        if self._rows is not None:
-            self._rows.free(session)
+        if self._passes is not None:
+            self._passes.rows.free(session)
 
     def _update(self, update: Update) -> None:
         try:
@@ -321,12 +293,12 @@ class LocalEngine:
             update.done.set_exception(EngineError(f"The local engine failed on new weights: {error!r}"))
             raise
         self.weight_version = update.version
-        if self._rows is not None:
+        if self._passes is not None:
             for call in self._running:
                 if call.row is not None:
                     call.row.call = None
                 call.row, call.hashes = None, block_hashes(call.to_read)
-            self._rows.forget()
+            self._passes.rows.forget()
             self._waiting, self._running = self._running + self._waiting, []
         update.done.set_result(None)
 
@@ -334,109 +306,49 @@ class LocalEngine:
 
     def _admit(self) -> None:
         """Let waiting calls join: each gets a row, reads what the cache lacks and samples one id."""
-        if self._rows is None:
+        passes = self._passes
+        if passes is None:
             while self._waiting and len(self._running) < self._max_rows:
                 self._running.append(self._waiting.pop(0))
             return
         while self._waiting:
-            joining = self._seat(self._rows)
+            most = self._max_rows - len(self._running)
+            joining, self._waiting = seat(self._waiting, passes.rows, most=most, alone=self._alone)
             if not joining:
                 return
-            for group in _alike(joining):
-                self._prefill(self._rows, group)
+            self._counts["cached_ids"] += sum(each.start for each in joining)
+            for group in alike(joining, PREFILL_IDS):
+                self._prefill(passes, group)
 
-    def _seat(self, rows: KVRows) -> list[tuple[Call, int]]:
-        """Rows for those that may begin now, with how many ids each row already holds."""
-        joining: list[tuple[Call, int]] = []
-        copies: list[tuple[Row, Row, int]] = []
-        coming: dict[int, int] = {}
-        later: list[Call] = []
-        longest = max(len(call.prompt) + call.sampling.max_tokens for call in self._waiting)
-        rows.ensure_length(min(longest, max(len(call.to_read) for call in self._waiting) + BLOCK))
-        for call in self._waiting:
-            ids = call.to_read
-            row: Row | None = None
-            source = None if self._alone else rows.own_row(call.session, ids)
-            if source is not None and 2 * source[1] >= len(source[0].ids):
-                row, n = source
-            else:  # another conversation of the session owns that row: leave it whole, and copy what is common
-                found = None if self._alone else rows.find(ids, call.hashes)
-                source = max((s for s in (source, found) if s), key=lambda s: s[1], default=None)
-                n = source[1] if source else 0
-                soon = max((coming[block] for block in call.hashes if block in coming), default=0)
-                full = len(self._running) + len(joining) >= self._max_rows
-                row = None if full or soon - n >= WORTH_WAITING else rows.take(call.session, len(ids))
-                if row is None:
-                    later.append(call)
-                    continue
-                if source is not None:
-                    copies.append((source[0], row, n))
-            n = min(n, len(ids) - 1)
-            row.call, call.row, row.ids = call, row, row.ids[:n]
-            rows.touch(row)
-            self._counts["cached_ids"] += n
-            if call.n_cached is None:
-                call.n_cached = n
-            coming.update((block, (i + 1) * BLOCK) for i, block in enumerate(call.hashes))
-            joining.append((call, n))
-        rows.copy_prefixes(copies)
-        for call, n in joining:  # only now: a row's ids say what it holds, and others of the wave looked at them
-            _row(call).ids = call.to_read[:n]
-        self._waiting = later
-        return joining
-
-    def _prefill(self, rows: KVRows, group: Sequence[tuple[Call, int]]) -> None:
+    def _prefill(self, passes: CachedPasses, group: Sequence[Seated]) -> None:
         """Read what each call's row lacks, then sample one id for each."""
-        calls = [call for call, _ in group]
-        starts = [start for _, start in group]
-        ids = [call.to_read for call in calls]
-        chunk = max(1, PREFILL_IDS // len(calls))
+        rows, starts = [each.row for each in group], [each.start for each in group]
+        ids = [each.call.to_read for each in group]
+        chunk = max(1, PREFILL_IDS // len(group))
         n_chunks = max(-(-(len(row) - start) // chunk) for row, start in zip(ids, starts, strict=True))
         for i in range(n_chunks):
             parts = [row[start + i * chunk : start + (i + 1) * chunk] for row, start in zip(ids, starts, strict=True)]
-            logits = self._read(rows, calls, parts, [start + i * chunk for start in starts])
-        self._counts["prefilled_ids"] += sum(len(row) - start for row, start in zip(ids, starts, strict=True))
-        for call, row_ids in zip(calls, ids, strict=True):
-            assert call.row is not None
-            call.row.ids = row_ids
-            rows.index(call.row, call.hashes)
+            logits = passes.prefill(rows, parts, [start + i * chunk for start in starts])
+        self._counts["prefilled_ids"] += sum(each.n_missing for each in group)
+        for each, row_ids in zip(group, ids, strict=True):
+            each.row.ids = row_ids
+            passes.rows.index(each.row, each.call.hashes)
+        calls = [each.call for each in group]
         self._running += calls
         self._sample(calls, logits)
-
-    def _read(
-        self, rows: KVRows, calls: Sequence[Call], parts: Sequence[list[int]], starts: Sequence[int]
-    ) -> torch.Tensor:
-        """One prefill pass: parts [m][≤ T] at starts [m]; logits [m, V] at the end of each part."""
-        width = max(map(len, parts))
-        end = max(start + len(part) for start, part in zip(starts, parts, strict=True))
-        ids = torch.tensor([part + [0] * (width - len(part)) for part in parts], device=self.device)
-        first = torch.tensor(starts, device=self.device)
-        lengths = torch.tensor([len(part) for part in parts], device=self.device)
-        columns = torch.arange(width, device=self.device)
-        real = columns < lengths[:, None]
-        positions = first[:, None] + torch.minimum(columns, (lengths - 1).clamp(min=0)[:, None])
-        visible = torch.arange(end, device=self.device) <= positions[:, :, None]
-        at_row = torch.arange(len(parts), device=self.device)
-        return self._logits.at(
-            at_row * width + (lengths - 1).clamp(min=0),
-            ids,
-            attention_mask=self._mask(visible[:, None]),
-            position_ids=positions,
-            cache=rows.prefilling([_row(call) for call in calls], first, real, end),
-            use_cache=True,
-        )
 
     # ── decoding ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _decode(self) -> None:
-        if self._rows is None:
+        if self._passes is None:
             self._sample(list(self._running), self._recomputed(self._running))
         else:
-            self._decode_cached(self._rows)
+            self._decode_cached(self._passes)
         self._counts["decode_steps"] += 1
 
-    def _decode_cached(self, rows: KVRows) -> None:
+    def _decode_cached(self, passes: CachedPasses) -> None:
         """One more id for every running call, from the front rows."""
+        rows = passes.rows
         end = 1 + max(call.n_held for call in self._running)
         rows.ensure_length(end)
         rows.gather_front()
@@ -452,17 +364,8 @@ class LocalEngine:
                 del row.ids[place:]
                 ids.append(0)
                 places.append(place)
-        positions = torch.tensor(places, device=self.device)
-        visible = torch.arange(end, device=self.device) <= positions[:, None]
         busy = [i for i, row in enumerate(front) if row.call is not None]
-        logits = self._logits.at(
-            torch.tensor(busy, device=self.device),
-            torch.tensor(ids, device=self.device)[:, None],
-            attention_mask=self._mask(visible[:, None, None]),
-            position_ids=positions[:, None],
-            cache=rows.decoding(positions, end),
-            use_cache=True,
-        )
+        logits = passes.decode(ids, places, wanted=busy)
         calls = [front[i].call for i in busy]
         self._counts["decode_rows"] += len(calls)
         self._sample(calls, logits)
@@ -539,115 +442,6 @@ class LocalEngine:
             if not call.future.done():
                 end(call)
         self._open, self._running, self._waiting = set(), [], []
-
-    # ── the cache ────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _mask(self, visible: torch.Tensor) -> torch.Tensor:
-        """Additive [B, 1, T, end]: 0 where a query may look."""
-        return torch.zeros_like(visible, dtype=torch.float32).masked_fill_(~visible, torch.finfo(torch.float32).min)
-
-    def _prepare_cache(self) -> None:
-        """Use the cache if the model's attention is plain and a test confirms it; else say why not."""
-        self.kv_cache_reason = policy.why_not_plain(self.model.config, self.max_length)
-        if self.kv_cache_reason:
-            return
-        with torch.inference_mode():
-            try:
-                self._rows = KVRows(
-                    self._cache_shapes(),
-                    device=self.device,
-                    dtype=torch.float32,
-                    budget_bytes=self._kv_bytes,
-                    max_length=self.max_length,
-                )
-                difference = self._self_test(self._rows)
-            except Exception as error:  # the model's own code: any architecture may refuse the cache in its own way
-                self.kv_cache_reason = f"{type(self.model).__name__} does not take the cache: {error!r}"
-                self._rows = None
-                return
-        if not difference <= SELF_TEST_TOLERANCE:
-            self.kv_cache_reason = f"logits with the cache differ from those without by {difference:.1e}"
-            self._rows = None
-            return
-        self.kv_cache = True
-
-    def _cache_shapes(self) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-        shapes: dict[int, tuple[tuple[int, int], tuple[int, int]]] = {}
-
-        class Shapes(Cache):  # type: ignore[misc]  # transformers is untyped
-            def update(
-                self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
-            ) -> tuple[torch.Tensor, torch.Tensor]:
-                shapes[layer_idx] = (
-                    (key_states.shape[1], key_states.shape[3]),
-                    (value_states.shape[1], value_states.shape[3]),
-                )
-                return key_states, value_states
-
-        ids = torch.zeros(1, 1, dtype=torch.long, device=self.device)
-        self._logits.at(
-            torch.tensor([0], device=self.device),
-            ids,
-            attention_mask=self._mask(torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)),
-            position_ids=ids,
-            cache=Shapes(layers=[]),
-            use_cache=True,
-        )
-        if sorted(shapes) != list(range(len(shapes))) or not shapes:
-            raise EngineError(f"the layers {sorted(shapes)} keep keys, and all from 0 on must")
-        return [shapes[i] for i in range(len(shapes))]
-
-    def _self_test(self, rows: KVRows) -> float:
-        """Largest difference between logits with and without the cache on one random sequence."""
-        generator = torch.Generator().manual_seed(0)
-        n = min(SELF_TEST_LENGTH, self.max_length)
-        ids = torch.randint(self._n_vocabulary, (n,), generator=generator).tolist()
-        call = Call(ids, Sampling(temperature=0, max_tokens=1, seed=0, stop_ids=()), "", Future(), frozenset(), [])
-        row = rows.take("", n)
-        assert row is not None
-        rows.ensure_length(n)
-        row.call, call.row = call, row
-        half = n // 2
-        self._read(rows, [call], [ids[:half]], [0])
-        cached = [self._read(rows, [call], [ids[half : n - 1]], [half])]
-        rows.n_front = 1
-        position = torch.tensor([n - 1], device=self.device)
-        cached.append(
-            self._logits.at(
-                torch.tensor([0], device=self.device),
-                torch.tensor([[ids[-1]]], device=self.device),
-                attention_mask=self._mask(torch.ones(1, 1, 1, n, dtype=torch.bool, device=self.device)),
-                position_ids=position[:, None],
-                cache=rows.decoding(position, n),
-                use_cache=True,
-            )
-        )
-        whole = self.model(
-            input_ids=torch.tensor([ids], device=self.device),
-            attention_mask=torch.ones(1, n, dtype=torch.long, device=self.device),
-            use_cache=False,
-        ).logits[0, n - 2 :]
-        row.call, row.ids, row.session, rows.n_front = None, [], None, 0
-        return float((torch.cat(cached) - whole).abs().max())
-
-
-def _row(call: Call) -> Row:
-    assert call.row is not None
-    return call.row
-
-
-def _alike(joining: Sequence[tuple[Call, int]]) -> list[list[tuple[Call, int]]]:
-    """Split a wave into prefill passes of similar length, so that little is padding."""
-    groups: list[list[tuple[Call, int]]] = []
-    shortest = 0
-    for call, start in sorted(joining, key=lambda item: len(item[0].to_read) - item[1]):
-        n = len(call.to_read) - start
-        fits = groups and n <= 2 * shortest + BLOCK and n * (len(groups[-1]) + 1) <= PREFILL_IDS
-        if not fits:
-            groups.append([])
-            shortest = n
-        groups[-1].append((call, start))
-    return groups
 
 
 def _default_kv_bytes(device: torch.device) -> int:
