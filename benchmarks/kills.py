@@ -26,6 +26,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -123,9 +124,7 @@ def measured(folder: Path, chosen: argparse.Namespace) -> dict[str, Any]:
 def whole_run(folder: Path, *, seed: int, **more: Any) -> tuple[float, RunFolder]:
     """(seconds, run) of a fit that nothing stops."""
     folder.mkdir()
-    began = time.perf_counter()
-    end(started(folder, *new(seed, **more)), folder)
-    return time.perf_counter() - began, the_run(folder)
+    return ended(folder, *new(seed, **more)), the_run(folder)
 
 
 def killed(folder: Path, number: int, at_s: float, *, whole_s: float, seed: int) -> Kill:
@@ -134,9 +133,7 @@ def killed(folder: Path, number: int, at_s: float, *, whole_s: float, seed: int)
     home.mkdir()
     left = killed_after(home, at_s, *new(seed))
     look(kill, home)
-    began = time.perf_counter()
-    end(started(home, *resumed(home, seed)), home)
-    kill.resumed_s = round(time.perf_counter() - began, 1)
+    kill.resumed_s = round(ended(home, *resumed(home, seed)), 1)
     run = the_run(home)
     count(kill, run)
     kill.faults = faults(run) + [f"process {pid} was left behind" for pid in left]
@@ -166,7 +163,7 @@ def deterministic(folder: Path, n: int, *, seed: int, moments: random.Random) ->
         kill = Kill(number=number, at_s=at_s)
         killed_after(home, at_s, *new(seed, **exact))
         look(kill, home)
-        end(started(home, *resumed(home, seed, **exact)), home)
+        ended(home, *resumed(home, seed, **exact))
         run = the_run(home)
         row = {
             "at_s": round(at_s, 2),
@@ -190,28 +187,40 @@ def resumed(home: Path, seed: int, **more: Any) -> list[str]:
     return ["fit", "--resume", runs[0].parent.name, "--json"] if runs else new(seed, **more)
 
 
-def started(home: Path, *arguments: str) -> subprocess.Popen[bytes]:
-    """A command in a process group of its own."""
+@contextmanager
+def started(home: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A command in a process group of its own, which is gone when the block ends."""
     with (home / "log").open("ab") as log:
         command = [sys.executable, "-m", "agenttrain", *arguments]
-        return subprocess.Popen(command, cwd=home, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(command, cwd=home, stdout=log, stderr=log, start_new_session=True)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
-def end(process: subprocess.Popen[bytes], home: Path) -> None:
-    if process.wait() != 0:
-        sys.exit(f"A fit ended with {process.returncode}:\n{(home / 'log').read_text()[-3000:]}")
+def ended(home: Path, *arguments: str) -> float:
+    """Seconds that a command took to its end."""
+    began = time.perf_counter()
+    with started(home, *arguments) as process:
+        code = process.wait()
+    if code:
+        sys.exit(f"A fit ended with {code}:\n{(home / 'log').read_text()[-3000:]}")
+    return time.perf_counter() - began
 
 
 def killed_after(home: Path, at_s: float, *arguments: str) -> list[int]:
     """Kill the process group of a command after so many seconds; gives the processes that are still there later."""
-    process = started(home, *arguments)
-    try:
-        process.wait(at_s)
-    except subprocess.TimeoutExpired:
-        family = children(process.pid)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        return still_there(family)
+    with started(home, *arguments) as process:
+        try:
+            process.wait(at_s)
+        except subprocess.TimeoutExpired:
+            family = children(process.pid)
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return still_there(family)
     return []
 
 

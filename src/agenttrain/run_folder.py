@@ -5,6 +5,7 @@ runs/<id>/config.toml  rollouts/*.db  metrics.jsonl  lives.json  checkpoints/ste
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -242,6 +243,8 @@ def _parsed(text: str, path: Path) -> Any:
 
 
 def _cant_write(path: Path, error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{path} can't be written: {error.strerror}. Make room; agenttrain fit --resume goes on with a run."
     return (
         f"{path} can't be written: {error.strerror or error}. "
         "agenttrain writes to runs/ of the current directory: start in a folder you may write to."
