@@ -46,7 +46,7 @@ def test_a_graph_file_that_imports_agenttrain_stays_light(code: str) -> None:
 
 
 def test_every_name_together_loads_nothing_that_trains_or_serves() -> None:
-    """`chat_model` is a chat model, so LangChain comes with it; torch and tokenizers come with the first served call."""
+    """`chat_model` is a chat model, so LangChain comes along; torch and tokenizers come with the first served call."""
     modules = modules_after("from agenttrain import *")
     assert modules & {"torch", "transformers", "renderers", "openai", "typer"} == set()
 

@@ -352,6 +352,49 @@ def test_auxiliary_calls_stay_with_the_users_model(policy: Path) -> None:
         builder.compile().invoke(ASK)
 
 
+NOTED = """
+from langchain_core.language_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage
+from langchain_openai import ChatOpenAI
+from langgraph.graph import MessagesState, StateGraph
+from agenttrain import attach, trainable
+
+model = ChatOpenAI(model="gpt-4o", api_key="unused", max_tokens=40)
+judge = GenericFakeChatModel(messages=iter([AIMessage("fine")] * 4))
+builder = StateGraph(MessagesState)
+builder.add_node("agent", lambda state: {{"messages": [model.invoke(state["messages"])]}})
+builder.add_node("judge", lambda state: {{"messages": [judge.invoke(state["messages"])]}})
+builder.set_entry_point("agent")
+builder.add_edge("agent", "judge")
+
+@trainable(auxiliary=["judge"])
+def graph():
+    return builder.compile()
+
+served = attach(builder.compile(), {run!r})
+by_factory = attach(graph, {run!r})
+"""
+
+
+def test_a_graph_file_may_hold_its_own_served_graph(tmp_path: Path, policy_folder: Path) -> None:
+    """As langgraph.json names it: roles are those of the @trainable of the run's file, which is imported once."""
+    file = tmp_path / "graph.py"
+    file.write_text(NOTED.format(run=str(tmp_path)))
+    (tmp_path / "policy").symlink_to(policy_folder)
+    provenance = f'[provenance]\ngraph = "{file}"\nattribute = "graph"\n'
+    (tmp_path / "config.toml").write_text(IN_PROCESS + provenance)
+    module = load_module(file)
+    try:
+        for served in (module.served, module.by_factory):
+            messages = served.invoke(ASK)["messages"]
+            assert messages[-1].text == "fine"
+            assert messages[-2].response_metadata["model_provider"] == "agenttrain"
+    finally:
+        module.served.close()
+        module.by_factory.close()
+    assert not serving._policies
+
+
 def test_a_selector_that_cannot_be_read_is_told_at_once(policy: Path) -> None:
     with pytest.raises(RoleError, match="begins with 'nodes'"):
         agenttrain.use(policy, auxiliary=["nodes:judge"])

@@ -115,11 +115,19 @@ class _Policy:
             return self.calls
 
     def close(self) -> None:
+        """Unload it, unless somebody serves it again by now."""
         with self.lock:
+            if self.users:
+                return
             engine, self.engine, self.calls = self.engine, None, None
         if engine is not None:
             engine.close()
-        atexit.unregister(self.close)
+        atexit.unregister(self._end)
+
+    def _end(self) -> None:
+        """The process ends, whoever serves."""
+        self.users = 0
+        self.close()
 
     def _open(self) -> ServedCalls:
         source, config = self.source, self.source.config
@@ -137,7 +145,7 @@ class _Policy:
             engine.stats()  # waits until it is ready
             stack.pop_all()
         self.engine = engine
-        atexit.register(self.close)
+        atexit.register(self._end)
         return ServedCalls(
             engine=engine,
             renderer=renderer,

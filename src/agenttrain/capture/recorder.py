@@ -152,7 +152,7 @@ class Recorder:
         return f"seconds: {seconds:g} seconds are over" if seconds is not None and self._elapsed_s >= seconds else None
 
     def now(self) -> float:
-        """Unix seconds by the clock as it stood when the rollout began: one that is set meanwhile changes no duration."""
+        """Unix seconds by the clock as it stood when the rollout began: setting it meanwhile changes no duration."""
         return self.started_at + self._elapsed_s
 
     @property
