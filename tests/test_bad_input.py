@@ -339,8 +339,8 @@ def test_an_unknown_key_in_the_file(new_project: Any, refused: Refused) -> None:
         (["--engine", "Local"], "No engine is named 'Local'. Installed engines: local. Did you mean 'local'?"),
         (
             ["--set", "trainer.advantage=grop"],
-            "No advantage estimator is named 'grop'. Installed advantage estimators: centered, group. "
-            "Did you mean 'group'?",
+            "No advantage estimator is named 'grop'. Installed advantage estimators: centered, group, leave-one-out, "
+            "reward. Did you mean 'group'?",
         ),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -417,7 +418,7 @@ def test_ctrl_c_in_every_phase(
     if not stop_after:
         (project.folder / "stop").touch()
     done = command("fit", "graph.py", "--json")
-    assert (done.code, done.out) == (130, ""), done.err
+    assert (done.code, done.json["error"]["type"]) == (130, "RunStopped"), done.err
     assert done.err.endswith(f"stopped by Ctrl-C. Saved; go on with: agenttrain fit --resume {project.run.id}\n")
     assert [step for step, _ in project.run.checkpoint_folders()] == [steps]
     monkeypatch.delenv("STOP_AFTER")
@@ -431,7 +432,7 @@ def test_ctrl_c_in_an_evaluation(new_project: Any, command: Any) -> None:
     project = new_project(CTRL_C, decorated="")
     (project.folder / "stop").touch()
     done = command("eval", "graph.py", "--json")
-    assert (done.code, done.out) == (130, "")
+    assert (done.code, done.json) == (130, {"error": {"type": "RunStopped", "message": "Stopped by Ctrl-C."}})
     assert done.err.endswith("Stopped by Ctrl-C.\n")
 
 
@@ -442,7 +443,7 @@ def test_ctrl_c_saves_and_resume_finishes(project: Any, command: Any) -> None:
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     run, step = project.run, len(project.run.metrics())
-    assert (process.returncode, out) == (130, ""), err
+    assert (process.returncode, json.loads(out)["error"]["type"]) == (130, "RunStopped"), err
     assert err.endswith(f"stopped by Ctrl-C. Saved; go on with: agenttrain fit --resume {run.id}\n")
     assert run.checkpoint_folders()[-1][0] == step
     done = command("fit", "--resume", run.id, "--json", "--set", f"trainer.steps={step + 1}")
