@@ -67,7 +67,7 @@ def said(state: Any) -> str:
 
 
 def answer_of(message: Any) -> str:
-    calls = [(call["name"], call["args"]) for call in message.tool_calls]
+    calls = [(call["name"], call["args"]) for call in (*message.tool_calls, *message.invalid_tool_calls)]
     assert message.usage_metadata is None or message.usage_metadata["output_tokens"] > 0
     return f"{message.text} {calls}"
 
@@ -402,7 +402,7 @@ def test_a_selector_that_cannot_be_read_is_told_at_once(policy: Path) -> None:
 
 def test_the_users_temperature_holds_and_what_the_policy_does_not_follow_is_told_once(policy: Path) -> None:
     """Greedy where the user's model says nothing, as the run was evaluated."""
-    hot = ChatOpenAI(model="gpt-4o", api_key="unused", max_tokens=40, temperature=1.9, top_p=0.5)
+    hot = ChatOpenAI(model="gpt-4o", api_key="unused", max_tokens=40, temperature=20, top_p=0.5)
     with agenttrain.use(policy):
         with pytest.warns(UserWarning, match="asks for top_p=0.5"):
             answers = {answer_of(hot.invoke("Price?"))}
