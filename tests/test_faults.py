@@ -315,6 +315,7 @@ def test_a_verifier_that_fails(new_project: Any, answer: str, status: str, told:
     assert len(attempts) == (3 if status == "environment_failure" else 1)
     assert (last.rollout.reward is None) == (status == "environment_failure")
     assert bool(last.samples) == (status == "policy_failure")
+    assert last.rollout.verifier_failed == (status == "environment_failure")
 
 
 FAULTY = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
@@ -9,10 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agenttrain.errors import EngineError, PolicyFailure, RewardError, RolloutStop
-from agenttrain.records import Status
+from agenttrain.records import RolloutRequest, Status, Task
 from agenttrain.reward.status import (
+    MAX_REMAKES,
+    MAX_RETRIES,
     STATUS_RULES,
     Ending,
+    following,
     is_policy_failure,
     is_retried,
     is_rewarded,
@@ -143,3 +147,14 @@ def test_nothing_incomplete_or_broken_is_ever_trained(ending: Ending) -> None:
     if not is_rewarded(status):
         assert not may_train(status)
         assert not may_succeed(status)
+
+
+def test_what_follows_an_ending() -> None:
+    """Another attempt with another seed, a remake with the same one, or nothing; each a bounded number of times."""
+    request = RolloutRequest(task=Task(id="t", input={}), phase="train")
+    assert following(request, "completed") is None
+    failed = following(replace(request, remake=1), "environment_failure")
+    assert failed == replace(request, attempt=1)
+    assert following(replace(request, attempt=MAX_RETRIES), "environment_failure") is None
+    assert following(replace(request, attempt=1), "incomplete") == replace(request, attempt=1, remake=1)
+    assert following(replace(request, remake=MAX_REMAKES), "aborted") is None
