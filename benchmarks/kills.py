@@ -60,9 +60,12 @@ class Kill:
     number: int
     at_s: float
     """Seconds after the start."""
+    begun: bool = False
+    """Whether there was a run to go on with."""
     phase: str = "start"
     step: int = 0
-    """Of the rollouts that were under way or had ended last; 0 outside of training."""
+    """Of the rollouts that were under way or had ended last, 0 outside of training; "start" when there was none yet,
+    "ended" when the run was faster than the kill."""
     checkpoint: int = 0
     """Step that it went on from."""
     kept: int = 0
@@ -101,7 +104,7 @@ def measured(folder: Path, chosen: argparse.Namespace) -> dict[str, Any]:
     ]
     whole_s = statistics.median(walls)
     moments = random.Random(chosen.seed)
-    plan = [(number, moments.uniform(0, whole_s)) for number in range(1, chosen.kills + 1)]
+    plan = [(number, moments.uniform(0, min(walls))) for number in range(1, chosen.kills + 1)]
     with ThreadPoolExecutor(chosen.jobs) as workers:
         kills = list(workers.map(lambda each: killed(folder, *each, whole_s=whole_s, seed=chosen.seed), plan))
     rows = list(deterministic(folder, chosen.equal, seed=chosen.seed, moments=moments))
@@ -262,7 +265,7 @@ def the_run(home: Path) -> RunFolder:
 def look(kill: Kill, home: Path) -> None:
     """Where the run was when it was killed, as its store tells."""
     for config in home.glob("runs/*/config.toml"):
-        run = RunFolder(config.parent)
+        run, kill.begun = RunFolder(config.parent), True
         view = read_store(run.rollouts)
         seen = [*view.rollouts(), *(begun.request for begun in view.unfinished())]
         order = ("baseline", "train", "held_out")
@@ -270,13 +273,14 @@ def look(kill: Kill, home: Path) -> None:
             ((r.phase, r.step) for r in seen), key=lambda r: (order.index(r[0]), r[1]), default=("start", 0)
         )
         kill.checkpoint = max((step for step, _ in run.checkpoint_folders()), default=0)
+        if run.read_report() is not None:
+            kill.phase = "ended"
 
 
 def count(kill: Kill, run: RunFolder) -> None:
     view, rows = read_store(run.rollouts), run.metrics()
     made, why = view.rollouts(), why_untrained(view.rollouts(), rows, trained_in(view, rows))
-    first = run.lives()[-1]["life"] > 0  # else it was killed before it had begun, and has this life alone
-    before = [rollout for rollout in made if first and rollout.life == 0]
+    before = [rollout for rollout in made if kill.begun and rollout.life == 0]
     kill.made = len(made) - len(before)
     kill.cut = sum(rollout.status == "aborted" for rollout in before)
     kill.undone = sum(why.get(rollout.id) == UNDONE for rollout in before)
