@@ -135,7 +135,7 @@ def test_a_model_that_can_not_fit_ends_a_fit_before_it_starts(project: Any, comm
     done = command("fit", "graph.py", "--model", folder, "--set", "trainer.adapter=none")
     assert done.code != 0
     assert "ModelError: A fit of " in done.err
-    assert 'In this order: trainer.adapter = "lora"; trainer.micro_batch_tokens = 2048;' in done.err
+    assert 'In this order: trainer.adapter = "lora"; trainer.micro_batch_tokens = 1024;' in done.err
     assert not project.runs
 
 

@@ -60,7 +60,7 @@ class TrainerTable(Table):
     value_clip: float | None = Field(None, gt=0)
     critic_warmup_steps: int | None = Field(None, ge=0)
     """First steps in which only the critic learns (ppo)."""
-    micro_batch_tokens: int = Field(16384, ge=1)
+    micro_batch_tokens: int = Field(8192, ge=1)
     """Padded tokens of one forward and backward pass."""
     max_grad_norm: float = Field(1.0, gt=0)
     warmup_steps: int = Field(2, ge=0)
