@@ -47,7 +47,7 @@ CASES = {
     "grpo_k3": Case(title="GRPO, k3 in the loss", settings={"kl_coefficient": 0.02}, parity=("k3",)),
     "rloo_k1": Case(
         title="RLOO, k1 in the reward",
-        settings={"algorithm": "rloo", "kl_coefficient": 0.005, "kl": "k1"},
+        settings={"algorithm": "rloo", "kl_coefficient": 0.05, "kl": "k1"},
         parity=("k1",),
     ),
     "grpo_tis": Case(title="GRPO, truncated importance", settings={"importance_cap": 2.0}, parity=("importance",)),

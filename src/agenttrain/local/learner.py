@@ -180,17 +180,8 @@ class Learner:
                 losses.append(sum(each.loss for each in done))
                 norms.append(norm)
                 passes += done
-        n_fresh, n_seen = sum(gap.n for gap in gaps), sum(each.n_tokens for each in passes)
-        return Training(
-            loss=sum(losses) / len(losses),
-            grad_norm=sum(norms) / len(norms),
-            gap_mean=sum(gap.total for gap in gaps) / max(1, n_fresh),
-            gap_max=max(gap.largest for gap in gaps),
-            clip_fraction=sum(each.n_clipped for each in passes) / n_seen,
-            nll=sum(each.nll_sum for each in passes) / n_seen,
-            n_tokens=n_seen // self._settings.epochs,
-            n_updates=len(losses),
-            value_loss=sum(each.value_loss for each in passes) / len(losses) if self.critic else None,
+        return _training(
+            passes, gaps, losses, norms, n_epochs=self._settings.epochs, has_critic=self.critic is not None
         )
 
     def _parts(self, kept: Sequence[Lesson], step: int, epoch: int, weight_version: int) -> list[list[MicroBatch]]:
@@ -345,6 +336,29 @@ class Learner:
     def close(self) -> None:
         """End the workers."""
         self._passes.close()
+
+
+def _training(
+    passes: Sequence[PassResult],
+    gaps: Sequence[Gap],
+    losses: Sequence[float],
+    norms: Sequence[float],
+    *,
+    n_epochs: int,
+    has_critic: bool,
+) -> Training:
+    n_fresh, n_seen = sum(gap.n for gap in gaps), sum(each.n_tokens for each in passes)
+    return Training(
+        loss=sum(losses) / len(losses),
+        grad_norm=sum(norms) / len(norms),
+        gap_mean=sum(gap.total for gap in gaps) / max(1, n_fresh),
+        gap_max=max(gap.largest for gap in gaps),
+        clip_fraction=sum(each.n_clipped for each in passes) / n_seen,
+        nll=sum(each.nll_sum for each in passes) / n_seen,
+        n_tokens=n_seen // n_epochs,
+        n_updates=len(losses),
+        value_loss=sum(each.value_loss for each in passes) / len(losses) if has_critic else None,
+    )
 
 
 def _gap(batch: MicroBatch, logprobs: torch.Tensor) -> Gap:

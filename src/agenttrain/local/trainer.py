@@ -90,37 +90,38 @@ class LocalTrainer:
             warmup=self._settings.warmup_steps,
             final=self._settings.final_learning_rate,
         )
-        training, train_s, sync_s = None, 0.0, 0.0
-        fixed: dict[str, float] = {}
+        training: Training | None = None
+        figures = {"train_s": 0.0, "sync_s": 0.0}
         if taught.kept:
-            with self._learner.whole_or_undone(), self._engine_noted():
-                taught, fixed = self._measured(taught, results)
-                training = self._learner.train(
-                    taught.kept, step=step, learning_rate=learning_rate, weight_version=self.weight_version
-                )
-                train_s = time.perf_counter() - rolled_out
-                self._publish(self.weight_version + 1)
-                sync_s = time.perf_counter() - rolled_out - train_s
+            taught, training, figures = self._updated(taught, results, step, learning_rate)
         self._step, self._cursor = step, cursor
-        metrics = (
-            _metrics(results, taught, training, learning_rate)
-            | fixed
-            | {
-                "rollout_s": rolled_out - began,
-                "train_s": train_s,
-                "sync_s": sync_s,
-                "tokens_per_s": _n_sampled(results) / max(1e-9, rolled_out - began),
-            }
-        )
+        figures |= {
+            "rollout_s": rolled_out - began,
+            "tokens_per_s": _n_sampled(results) / max(1e-9, rolled_out - began),
+        }
         return StepResult(
             step=step,
             weight_version=self.weight_version,
-            metrics=metrics,
+            metrics=_metrics(results, taught, training, learning_rate) | figures,
             trained_rollout_ids=tuple(lesson.rollout_id for lesson in taught.kept),
             dropped=taught.dropped,
             samples=tuple(sample for lesson in taught.kept for sample in lesson.samples),
             advantages=tuple(row for lesson in taught.kept for row in lesson.token_advantages),
         )
+
+    def _updated(
+        self, taught: Lessons, results: Sequence[RolloutResult], step: int, learning_rate: float
+    ) -> tuple[Lessons, Training, dict[str, float]]:
+        """Train and publish, or leave everything as it was; gives the lessons as they were taught, and figures."""
+        began = time.perf_counter()
+        with self._learner.whole_or_undone(), self._engine_noted():
+            taught, fixed = self._measured(taught, results)
+            training = self._learner.train(
+                taught.kept, step=step, learning_rate=learning_rate, weight_version=self.weight_version
+            )
+            trained = time.perf_counter()
+            self._publish(self.weight_version + 1)
+        return taught, training, {**fixed, "train_s": trained - began, "sync_s": time.perf_counter() - trained}
 
     def _lessons(self, results: Sequence[RolloutResult]) -> Lessons:
         """Who teaches; where a critic judges, a rollout needs no siblings.

@@ -1,5 +1,6 @@
-"""Groups of rollouts to a loss and its gradient: the mathematics of training, and a checkpoint that is whole or absent.
+"""Groups of rollouts to a loss and its gradient: the mathematics of training, and the files of a checkpoint.
 
-`advantage` compares the rollouts of one group; `batches` says which teach and lays their tokens out; `loss` weighs
-every sampled token once; `checkpoint` keeps the state. The loop that uses them is a trainer's (`agenttrain.local`).
+`algorithms` says what each is made of; `advantage` compares the rollouts of one group; `batches` says which teach and
+lays their tokens out; `credit` walks along a rollout with a critic; `loss` weighs every sampled token once;
+`checkpoint` keeps the state. The loop that uses them is a trainer's (`agenttrain.local`).
 """
