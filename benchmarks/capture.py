@@ -91,7 +91,7 @@ def without_capture(graph: Any, engine: Any, tasks: Any) -> list[str]:
 
 
 def main() -> None:
-    from agenttrain.fit import evaluation_requests, opened
+    from agenttrain.evaluation import evaluation_requests, opened
     from agenttrain.prepare import prepare
     from agenttrain.protocols import EngineContext
     from agenttrain.run_folder import new_run

@@ -142,7 +142,7 @@ def machine_bound(n_parameters: int, threads: int) -> dict[str, float]:
 
 def batch_widths(n: int) -> dict[str, dict[str, float]]:
     """Mean batch width and seconds of n rollouts, by how the node calls its model."""
-    from agenttrain.fit import evaluation_requests, opened
+    from agenttrain.evaluation import evaluation_requests, opened
     from agenttrain.prepare import prepare
     from agenttrain.protocols import EngineContext
     from agenttrain.run_folder import new_run

@@ -47,8 +47,8 @@ class Sink(BaseHTTPRequestHandler):
 def seconds_of(mode: str, rollouts: int, repeats: int) -> list[tuple[float, float]]:
     """(seconds, CPU seconds) of each repeat, in this process and its engine's."""
     from agenttrain import telemetry
+    from agenttrain.evaluation import evaluation_requests, opened
     from agenttrain.exporters import exporting
-    from agenttrain.fit import evaluation_requests, opened
     from agenttrain.prepare import prepare
     from agenttrain.protocols import EngineContext
     from agenttrain.run_folder import new_run

@@ -8,15 +8,11 @@ trainer owns the engines that serve it, and evaluates on them.
 from __future__ import annotations
 
 import json
-import signal
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from agenttrain import telemetry
 from agenttrain.alarms import (
@@ -33,9 +29,16 @@ from agenttrain.capture.store import SqliteStore, StoreView, read_store
 from agenttrain.checkpoint_folder import Checkpoint, write_checkpoint
 from agenttrain.disk import disk_trouble, empty_folder, replace_folder
 from agenttrain.earlier_lives import KeptRollouts, describe_unfinished, kept_rollouts, newest_whole
-from agenttrain.errors import AgenttrainError, EngineError, PluginError, RoleError, RunError, TrainerError
+from agenttrain.errors import AgenttrainError, EngineError, PluginError, RunError, TrainerError
+from agenttrain.evaluation import (
+    Watcher,
+    evaluation_requests,
+    opened,
+    refuse_unmatched,
+    refuse_without_reward,
+    rolled_out,
+)
 from agenttrain.figures import (
-    cpu_seconds,
     replaced_model,
     rollout_metrics,
     token_table,
@@ -44,31 +47,17 @@ from agenttrain.figures import (
 from agenttrain.life import LifeAccount
 from agenttrain.memory import MIB, MemoryWatch
 from agenttrain.pool import RolloutPool
-from agenttrain.prepare import Job, n_parameters, provenance
+from agenttrain.prepare import Job, provenance
 from agenttrain.promotion.compare import Outcome, paired_difference, strict_values
 from agenttrain.promotion.summary import last_attempts, summarize
 from agenttrain.protocols import Engine, EngineContext, OnDone, Trainer, TrainerContext
-from agenttrain.records import Phase, RolloutRequest, RolloutResult, RolloutSpec, StepResult, Task
-from agenttrain.report import RunFacts, eval_report, eval_text, fit_report, fit_text
-from agenttrain.rollout import Runner, open_runner
+from agenttrain.records import Phase, RolloutRequest, RolloutResult, RolloutSpec, StepResult
+from agenttrain.report import RunFacts, fit_report, fit_text
+from agenttrain.rollout import Runner
 from agenttrain.run_folder import RunFolder
 from agenttrain.sample.staleness import staleness_metrics, step_staleness
 from agenttrain.trace_join import trained_by_group
 from agenttrain.trainer.algorithms import chosen
-
-
-class Watcher(Protocol):
-    """Who shows progress; `commands.progress` is one."""
-
-    def began(self, phase: str, total: int) -> None: ...
-
-    def rollout_done(self, result: RolloutResult) -> None: ...
-
-    def ended(self, phase: str, summary: Mapping[str, Any]) -> None: ...
-
-    def step_done(self, row: Mapping[str, Any], n_steps: int, seconds_left: float) -> None: ...
-
-    def alarm(self, alarm: Alarm) -> None: ...
 
 
 class RunStopped(Exception):
@@ -451,162 +440,6 @@ def begun_again(run: RunFolder) -> tuple[Checkpoint | None, int, list[Alarm]]:
     run.drop_metrics_after(checkpoint.step if checkpoint else 0)
     run.report_json.unlink(missing_ok=True)
     return checkpoint, life, resume_alarms(faults, checkpoint.step if checkpoint else 0)
-
-
-def evaluate(job: Job, run: RunFolder, *, watcher: Watcher) -> dict[str, Any]:
-    """Roll out the job's tasks once more and report: at the job's model, or as-is when it has none."""
-    started = time.perf_counter()
-    config = job.config
-    run.write_config(config.model_dump(), provenance(job))
-    span = telemetry.run_span("evaluation", run_id=run.id, graph=job.loaded.name)
-    with span, opened(job, run) as (store, runner, pool), ExitStack() as stack:
-        engine = None
-        if job.model is not None:
-            engine = job.plugins.engine(config.engine.name)(EngineContext(config=config, model=str(job.model)))
-            stack.callback(engine.close)
-        requests = evaluation_requests(job.held_out, "eval", config.eval.repeats, config.eval.temperature, config.seed)
-        watcher.began("eval", len(requests))
-        with telemetry.phase_span("eval"):
-            results = rolled_out(pool, engine, requests, watcher.rollout_done)
-        store.flush()
-        refuse_unmatched(runner)
-        temperature = config.eval.temperature
-        summary = summarize([r.rollout for r in results], job.held_out, config.eval.repeats, temperature=temperature)
-        if engine is None:
-            summary |= dict.fromkeys(("tool_calls", "invalid_tool_calls", "tokens"))  # the user's models don't tell us
-        watcher.ended("eval", summary)
-        alarms = evaluation_alarms(results) + plugin_alarms(job.plugins.observer_errors)
-        for alarm in alarms:
-            watcher.alarm(alarm)
-        facts = RunFacts(
-            run_id=run.id,
-            graph=job.loaded.name,
-            trainer="none",
-            engine=engine.name if engine is not None else "as-is",
-            seed=config.seed,
-            base=str(job.model) if job.model is not None else "as-is",
-            n_parameters=n_parameters(job.model) if job.model is not None else 0,
-            replaces=replaced_model(read_store(run.rollouts)),
-            n_train=len(job.train),
-            n_held_out=len(job.held_out),
-        )
-        report = eval_report(
-            facts,
-            result=summary,
-            wall_s=time.perf_counter() - started,
-            cpu_hours=cpu_seconds(engine.stats() if engine is not None else {}) / 3600,
-            alarms=[alarm.as_dict() for alarm in alarms],
-        )
-    run.write_report(report, eval_text(report))
-    return report
-
-
-def rolled_out(
-    pool: RolloutPool, engine: Engine | None, requests: Sequence[RolloutRequest], on_done: OnDone | None
-) -> list[RolloutResult]:
-    """The pool's results, of an engine that is ready before and whole after.
-
-    Raises:
-        EngineError: the engine has failed; else its rollouts would look like a failing environment.
-        ModelError: it can't load its model.
-    """
-    if engine is not None:
-        engine.stats()
-    results = pool.run(engine, requests, on_done)
-    if engine is not None:
-        engine.stats()
-    return results
-
-
-def refuse_without_reward(results: Sequence[RolloutResult]) -> None:
-    """End a run in which nothing can be learned, before it trains on nothing.
-
-    Raises:
-        TrainerError: no rollout of the baseline has a reward; it tells the commonest cause.
-    """
-    causes = Counter(result.rollout.cause for result in results if result.rollout.reward is None)
-    if results and sum(causes.values()) == len(results):
-        cause, n = causes.most_common(1)[0]
-        raise TrainerError(
-            f"None of the {len(results)} baseline rollouts has a reward, so there is nothing to learn from. "
-            f"The commonest cause ({n} of them): {cause.rstrip('.')}. Mend it, then start again."
-        )
-
-
-def refuse_unmatched(runner: Runner) -> None:
-    """Refuse selectors that no call of a whole evaluation matched.
-
-    Raises:
-        RoleError: with the names seen.
-    """
-    unmatched = runner.roles.unmatched()
-    if unmatched:
-        raise RoleError(" ".join(unmatched))
-
-
-@contextmanager
-def opened(
-    job: Job, run: RunFolder, *, must_stop: Callable[[], bool] = lambda: False
-) -> Iterator[tuple[SqliteStore, Runner, RolloutPool]]:
-    """Store, gate and graph, and the pool: opened in this order, closed in the other.
-
-    Args:
-        must_stop: asked while rollouts are made; True ends them as Ctrl-C does.
-    """
-    config = job.config
-    with ExitStack() as stack:
-        store = SqliteStore(run.rollouts)
-        stack.callback(store.close)
-        runner = stack.enter_context(
-            open_runner(
-                config,
-                job.loaded,
-                renderer=job.renderer,
-                store=store,
-                plugins=job.plugins,
-                model_name=job.model.name if job.model is not None else "as-is",
-            )
-        )
-        stop = stack.enter_context(ctrl_c_flag())
-        pool = RolloutPool(
-            runner=runner,
-            concurrency=config.engine.concurrency,
-            seconds=config.limits.seconds,
-            should_stop=lambda: stop.is_set() or must_stop(),
-        )
-        stack.callback(pool.close)
-        yield store, runner, pool
-
-
-@contextmanager
-def ctrl_c_flag() -> Iterator[threading.Event]:
-    """The first Ctrl-C only sets a flag, so that no update is cut in half; the second one interrupts at once."""
-    pressed = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield pressed
-        return
-    before = signal.getsignal(signal.SIGINT)
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, before)
-        pressed.set()
-
-    signal.signal(signal.SIGINT, on_signal)
-    try:
-        yield pressed
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def evaluation_requests(
-    tasks: Sequence[Task], phase: Phase, repeats: int, temperature: float, seed: int
-) -> list[RolloutRequest]:
-    """[tasks × repeats] one request each, the repeats of a task together."""
-    return [
-        RolloutRequest(task=task, phase=phase, sibling=repeat, temperature=temperature, seed=seed)
-        for task in tasks
-        for repeat in range(repeats)
-    ]
 
 
 def spec_of(job: Job, run: RunFolder) -> RolloutSpec:

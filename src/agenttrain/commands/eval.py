@@ -30,8 +30,8 @@ def eval_command(
 ) -> None:
     """Roll out tasks and report; writes a RUN of its own."""
     from agenttrain.commands.progress import Progress, print_evaluation
+    from agenttrain.evaluation import evaluate
     from agenttrain.exporters import exporting, wanted_exporter
-    from agenttrain.fit import evaluate
     from agenttrain.prepare import prepare
     from agenttrain.run_folder import new_run
     from agenttrain.tasks import read_tasks
