@@ -87,6 +87,7 @@ def page(results: Mapping[str, Any]) -> str:
     """docs/algorithms.md."""
     runs, parity = results["runs"], results["parity"]
     known = [(CASES[name], runs[name]) for name in CASES if name in runs]
+    width = max(len(run["reward"]) for _, run in known)
     lines = [
         "# Algorithms",
         "",
@@ -105,9 +106,9 @@ def page(results: Mapping[str, Any]) -> str:
         "",
         "## Reward of each step",
         "",
-        "| | " + " | ".join(str(n + 1) for n in range(max(len(run["reward"]) for _, run in known))) + " |",
-        "|---|" + "---|" * max(len(run["reward"]) for _, run in known),
-        *(f"| {case.title} | " + " | ".join(f"{r:.2f}" for r in run["reward"]) + " |" for case, run in known),
+        "| | " + " | ".join(str(n + 1) for n in range(width)) + " |",
+        "|---|" + "---|" * width,
+        *(_curve(case.title, run["reward"], width) for case, run in known),
         "",
         "## Held against veRL",
         "",
@@ -120,6 +121,11 @@ def page(results: Mapping[str, Any]) -> str:
         *(f"| {name} | {each['cases']} | {each['difference']:.1e} |" for name, each in parity.items()),
     ]
     return "\n".join(line for n, line in enumerate(lines) if line or lines[n - 1]) + "\n"
+
+
+def _curve(title: str, rewards: Sequence[float], width: int) -> str:
+    cells = [f"{reward:.2f}" for reward in rewards] + [""] * (width - len(rewards))
+    return f"| {title} | " + " | ".join(cells) + " |"
 
 
 def _row(case: Case, run: Mapping[str, Any], parity: Mapping[str, Any]) -> str:
