@@ -1,4 +1,4 @@
-"""Records become rows of SQLite files, and rows become the same records again.
+"""Records are put into SQLite files by whoever makes them, and read back as one store.
 
 A run has one file per writing process, and each file one writer thread that owns its connection. A put only queues:
 all that is queued at one moment goes into one transaction (WAL, synchronous=NORMAL: a commit survives the death of the
@@ -7,8 +7,7 @@ process). `read_store` merges the files of a folder and never writes.
 Invariants: a record read back equals the one written; a second put of an equal record changes nothing, and of a
 different one fails; after a failure every put and flush raises, so that nothing is lost in silence. Files are
 numbered in the order they were made, which no clock decides. A rollout is read from one file: of those that several
-processes hold (one was killed, a later one told how it ended), the latest that finished it. What JSON can't hold in a
-task's own data is kept as its repr.
+processes hold (one was killed, a later one told how it ended), the latest that finished it.
 """
 
 from __future__ import annotations
@@ -22,63 +21,39 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
+from agenttrain.capture.rows import (
+    SCHEMA,
+    Row,
+    begun_row,
+    request_of,
+    result_rows,
+    rollout_of,
+    sample_of,
+    trained_of,
+    trained_row,
+    trajectory_of,
+    turn_of,
+    turn_row,
+)
 from agenttrain.errors import CaptureError, RunError
 from agenttrain.records import (
     RECORD_VERSION,
-    CallSite,
-    Reward,
-    RewardPart,
     Rollout,
     RolloutRequest,
     RolloutResult,
     Sample,
-    Sampling,
-    Task,
     TrainedSample,
     Trajectory,
     Turn,
-    TurnSpan,
 )
-
-SCHEMA: Final = """
-CREATE TABLE begun (rollout_id TEXT PRIMARY KEY, started_at REAL NOT NULL, body TEXT NOT NULL);
-CREATE TABLE intents (turn_id TEXT PRIMARY KEY, rollout_id TEXT NOT NULL, started_at REAL NOT NULL);
-CREATE INDEX intents_of_rollout ON intents (rollout_id);
-CREATE TABLE turns (id TEXT PRIMARY KEY, rollout_id TEXT NOT NULL, body TEXT NOT NULL, prompt_ids BLOB NOT NULL,
-    response_ids BLOB NOT NULL, response_logprobs BLOB NOT NULL, weight_versions BLOB NOT NULL);
-CREATE INDEX turns_of_rollout ON turns (rollout_id);
-CREATE TABLE results (rollout_id TEXT PRIMARY KEY, body TEXT NOT NULL);
-CREATE TABLE trajectories (rollout_id TEXT NOT NULL, place INTEGER NOT NULL, body TEXT NOT NULL,
-    prompt_ids BLOB NOT NULL, response_ids BLOB NOT NULL, response_mask BLOB NOT NULL, response_logprobs BLOB NOT NULL,
-    weight_versions BLOB NOT NULL, PRIMARY KEY (rollout_id, place));
-CREATE TABLE samples (rollout_id TEXT NOT NULL, place INTEGER NOT NULL, body TEXT NOT NULL, prompt_ids BLOB NOT NULL,
-    response_ids BLOB NOT NULL, response_mask BLOB NOT NULL, response_logprobs BLOB NOT NULL,
-    PRIMARY KEY (rollout_id, place));
-CREATE TABLE trained (rollout_id TEXT NOT NULL, place INTEGER NOT NULL, step INTEGER NOT NULL, life INTEGER NOT NULL,
-    body TEXT NOT NULL, prompt_ids BLOB NOT NULL, response_ids BLOB NOT NULL, response_mask BLOB NOT NULL,
-    response_logprobs BLOB NOT NULL, staleness INTEGER, advantages BLOB NOT NULL, PRIMARY KEY (rollout_id, place));
-"""
-
-ARRAYS: Final[Mapping[str, np.dtype[Any]]] = {
-    "prompt_ids": np.dtype("<i4"),
-    "response_ids": np.dtype("<i4"),
-    "response_mask": np.dtype("u1"),
-    "response_logprobs": np.dtype("<f8"),
-    "weight_versions": np.dtype("<i4"),
-}
-"""Per-token fields and how they lie in a blob; float64, so that log probabilities come back exactly."""
 
 WAVE: Final = 4096
 """Puts that one transaction takes at most."""
 
-Row = tuple[str, tuple[Any, ...]]
-"""Table and values, the primary key first."""
 Put = Callable[[], list[Row]]
 """Rows to write; made on the writer thread where the record can't change."""
 
@@ -130,14 +105,14 @@ class SqliteStore:
 
     def put_begun(self, request: RolloutRequest, *, started_at: float) -> None:
         """Queue that a rollout begins. The task is read now: the graph may change it later."""
-        row = _begun_row(request, started_at)
+        row = begun_row(request, started_at)
         self._send(lambda: [row])
 
     def put_all_of(self, begun: Begun, calls: Sequence[Intent], result: RolloutResult) -> None:
         """Queue a whole rollout that another file holds in part: no kill leaves it in two halves."""
-        rows = [_begun_row(begun.request, begun.started_at)]
+        rows = [begun_row(begun.request, begun.started_at)]
         rows += [("intents", (call.turn_id, call.rollout_id, call.started_at)) for call in calls]
-        rows += [*map(_turn_row, result.turns), *_result_rows(result)]
+        rows += [*map(turn_row, result.turns), *result_rows(result)]
         self._send(lambda: rows)
 
     def put_intent(self, *, turn_id: str, rollout_id: str, started_at: float) -> None:
@@ -145,11 +120,11 @@ class SqliteStore:
         self._send(lambda: [row])
 
     def put_turn(self, turn: Turn) -> None:
-        self._send(lambda: [_turn_row(turn)])
+        self._send(lambda: [turn_row(turn)])
 
     def put_result(self, result: RolloutResult) -> None:
         """Queue a rollout, its trajectories and samples. The task is read now: the graph may change it later."""
-        rows = _result_rows(result)
+        rows = result_rows(result)
         self._send(lambda: rows)
 
     def put_trained(
@@ -170,7 +145,7 @@ class SqliteStore:
         """
         n = len(samples)
         each = zip(samples, staleness or [None] * n, advantages or [()] * n, strict=True)
-        rows = [_trained_row(step, life, sample, age, credit) for sample, age, credit in each]
+        rows = [trained_row(step, life, sample, age, credit) for sample, age, credit in each]
         self._send(lambda: rows)
 
     def flush(self) -> None:
@@ -321,17 +296,17 @@ class StoreView:
             RunError: no file holds it; names some that are there.
         """
         for body in self._of_rollout("SELECT body FROM results", id):
-            return _rollout(json.loads(body[0])["rollout"])
+            return rollout_of(json.loads(body[0])["rollout"])
         known = ", ".join(rollout.id for rollout in self.rollouts()[:5]) or "none"
         raise RunError(f"{self.folder} holds no finished rollout {id!r}. Rollouts there: {known} …")
 
     def turns(self, rollout_id: str) -> tuple[Turn, ...]:
         """The turns of a rollout, finished or not, by index."""
-        turns = map(_turn, self._of_rollout("SELECT * FROM turns", rollout_id))
+        turns = map(turn_of, self._of_rollout("SELECT * FROM turns", rollout_id))
         return tuple(sorted(turns, key=lambda turn: turn.index))
 
     def trajectories(self, rollout_id: str) -> tuple[Trajectory, ...]:
-        return tuple(map(_trajectory, self._of_rollout("SELECT * FROM trajectories", rollout_id)))
+        return tuple(map(trajectory_of, self._of_rollout("SELECT * FROM trajectories", rollout_id)))
 
     def results(self, wanted: Callable[[Rollout], bool] = lambda rollout: True) -> Iterator[RolloutResult]:
         """The finished rollouts that are wanted with all that they left, one at a time, by start."""
@@ -345,7 +320,7 @@ class StoreView:
         done = {rollout.id for rollout, _ in self._finished()}
         rows = [row for path in self.paths() for row in self._rows(path, "SELECT * FROM begun ORDER BY rowid", since=2)]
         return tuple(
-            Begun(request=_request(json.loads(body)), started_at=at) for id, at, body in rows if id not in done
+            Begun(request=request_of(json.loads(body)), started_at=at) for id, at, body in rows if id not in done
         )
 
     def refuse_unreadable(self) -> None:
@@ -380,17 +355,17 @@ class StoreView:
             lives = {}
             for _, _, step, life, *_ in rows:
                 lives[step] = max(life, lives.get(step, 0))
-        return [_trained(row).sample for row in rows if row[3] == lives.get(row[2])]
+        return [trained_of(row).sample for row in rows if row[3] == lives.get(row[2])]
 
     def trained(self, rollout_id: str) -> list[TrainedSample]:
         """The samples of a rollout that steps handed to their loss, undone steps too."""
         query = "SELECT * FROM trained WHERE rollout_id = ?"
-        return [_trained(row) for path in self.paths() for row in self._rows(path, query, (rollout_id,))]
+        return [trained_of(row) for path in self.paths() for row in self._rows(path, query, (rollout_id,))]
 
     def turn(self, id: str) -> Turn | None:
         """One turn, or None."""
         rows = self._of_rollout("SELECT * FROM turns", id.rpartition("#")[0])
-        return next((turn for turn in map(_turn, rows) if turn.id == id), None)
+        return next((turn for turn in map(turn_of, rows) if turn.id == id), None)
 
     def turn_of_span(self, span_id: str) -> Turn | None:
         """The turn whose call had that span, or None."""
@@ -459,7 +434,7 @@ class StoreView:
         latest: dict[str, tuple[Rollout, Path]] = {}
         for path in self.paths():
             for id, body in self._rows(path, "SELECT rollout_id, body FROM results"):
-                latest[id] = (_rollout(json.loads(body)["rollout"]), path)
+                latest[id] = (rollout_of(json.loads(body)["rollout"]), path)
         return sorted(latest.values(), key=lambda found: (found[0].life, found[0].started_at, found[0].id))
 
     def _intents(self, query: str) -> tuple[Intent, ...]:
@@ -502,119 +477,9 @@ def _result(connection: sqlite3.Connection, rollout: Rollout) -> RolloutResult:
 
     ((body,),) = rows("body", "results")
     return RolloutResult(
-        request=_request(json.loads(body)["request"]),
+        request=request_of(json.loads(body)["request"]),
         rollout=rollout,
-        turns=tuple(sorted(map(_turn, rows("*", "turns")), key=lambda turn: turn.index)),
-        trajectories=tuple(map(_trajectory, rows("*", "trajectories", "ORDER BY place"))),
-        samples=tuple(map(_sample, rows("*", "samples", "ORDER BY place"))),
+        turns=tuple(sorted(map(turn_of, rows("*", "turns")), key=lambda turn: turn.index)),
+        trajectories=tuple(map(trajectory_of, rows("*", "trajectories", "ORDER BY place"))),
+        samples=tuple(map(sample_of, rows("*", "samples", "ORDER BY place"))),
     )
-
-
-# Records to rows
-
-
-def _begun_row(request: RolloutRequest, started_at: float) -> Row:
-    return ("begun", (request.rollout_id, started_at, json.dumps(_plain(request), default=repr)))
-
-
-def _turn_row(turn: Turn) -> Row:
-    return ("turns", (turn.id, turn.rollout_id, _body(turn), *_blobs(turn)))
-
-
-def _result_rows(result: RolloutResult) -> list[Row]:
-    id = result.rollout.id
-    body = json.dumps({"request": _plain(result.request), "rollout": _plain(result.rollout)}, default=repr)
-    rows: list[Row] = [("results", (id, body))]
-    rows += [("trajectories", (id, i, _body(each), *_blobs(each))) for i, each in enumerate(result.trajectories)]
-    rows += [("samples", (id, i, _body(each), *_blobs(each))) for i, each in enumerate(result.samples)]
-    return rows
-
-
-def _trained_row(step: int, life: int, sample: Sample, staleness: int | None, advantages: Sequence[float]) -> Row:
-    rollout_id, place = sample.extra_fields["rollout_id"], sample.extra_fields["trajectory"]
-    credit = _packed(advantages, sample.response_mask)
-    return ("trained", (rollout_id, place, step, life, _body(sample), *_blobs(sample), staleness, credit))
-
-
-def _packed(advantages: Sequence[float], mask: Sequence[int]) -> bytes:
-    """Those at mask 1; one number where all are equal, as for every estimator that credits a whole rollout."""
-    if not advantages:
-        return b""
-    kept = [advantage for advantage, trained in zip(advantages, mask, strict=True) if trained]
-    return np.asarray(kept[:1] if len(set(kept)) == 1 else kept, "<f8").tobytes()
-
-
-def _body(record: Turn | Trajectory | Sample) -> str:
-    """All of a record but its per-token fields, as JSON."""
-    return json.dumps(_plain(record), default=repr)
-
-
-def _blobs(record: Turn | Trajectory | Sample) -> list[bytes]:
-    return [np.asarray(getattr(record, name), dtype).tobytes() for name, dtype in _arrays(type(record))]
-
-
-def _arrays(kind: type[Turn | Trajectory | Sample]) -> list[tuple[str, np.dtype[Any]]]:
-    names = {each.name for each in fields(kind)}
-    return [(name, dtype) for name, dtype in ARRAYS.items() if name in names]
-
-
-def _plain(value: Any) -> Any:
-    """A record as nested dicts and lists, per-token fields left out."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {each.name: _plain(getattr(value, each.name)) for each in fields(value) if each.name not in ARRAYS}
-    if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return value
-
-
-# Rows to records
-
-
-def _turn(row: Sequence[Any]) -> Turn:
-    body = json.loads(row[2])
-    body["site"] = CallSite(**{**body["site"], "tags": tuple(body["site"]["tags"])})
-    if body["sampling"] is not None:
-        body["sampling"] = Sampling(**{**body["sampling"], "stop_ids": tuple(body["sampling"]["stop_ids"])})
-    return Turn(**body, **_read_blobs(Turn, row[3:]))
-
-
-def _trajectory(row: Sequence[Any]) -> Trajectory:
-    body = json.loads(row[2])
-    body["spans"] = tuple(TurnSpan(**span) for span in body["spans"])
-    return Trajectory(**body, **_read_blobs(Trajectory, row[3:]))
-
-
-def _trained(row: Sequence[Any]) -> TrainedSample:
-    sample, (staleness, credit) = _sample([*row[:2], *row[4:9]]), row[9:] or (None, b"")  # version 1 has neither
-    advantages = _unpacked(credit, sample.response_mask)
-    return TrainedSample(sample=sample, step=row[2], life=row[3], staleness=staleness, advantages=advantages)
-
-
-def _unpacked(credit: bytes, mask: Sequence[int]) -> tuple[float, ...]:
-    kept = np.frombuffer(credit, "<f8").tolist()
-    if not kept:
-        return ()
-    left = iter(kept * sum(mask) if len(kept) == 1 else kept)
-    return tuple(next(left) if trained else 0.0 for trained in mask)
-
-
-def _sample(row: Sequence[Any]) -> Sample:
-    return Sample(**json.loads(row[2]), **_read_blobs(Sample, row[3:]))
-
-
-def _request(body: dict[str, Any]) -> RolloutRequest:
-    return RolloutRequest(**{**body, "task": Task(**body["task"])})
-
-
-def _rollout(body: dict[str, Any]) -> Rollout:
-    reward = body["reward"]
-    if reward is not None:
-        reward = Reward(**{**reward, "parts": tuple(RewardPart(**part) for part in reward["parts"])})
-    return Rollout(**{**body, "reward": reward})
-
-
-def _read_blobs(kind: type[Turn | Trajectory | Sample], blobs: Sequence[bytes]) -> dict[str, Any]:
-    pairs = zip(_arrays(kind), blobs, strict=True)
-    return {name: tuple(np.frombuffer(blob, dtype).tolist()) for (name, dtype), blob in pairs}

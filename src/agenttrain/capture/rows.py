@@ -1,0 +1,171 @@
+"""Records become rows, and rows become the same records again: the tables of a store's file, and what lies in them.
+
+Per-token fields are blobs, all else of a record is JSON. What JSON can't hold in a task's own data is kept as its
+repr.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from agenttrain.records import (
+    CallSite,
+    Reward,
+    RewardPart,
+    Rollout,
+    RolloutRequest,
+    RolloutResult,
+    Sample,
+    Sampling,
+    Task,
+    TrainedSample,
+    Trajectory,
+    Turn,
+    TurnSpan,
+)
+
+SCHEMA: Final = """
+CREATE TABLE begun (rollout_id TEXT PRIMARY KEY, started_at REAL NOT NULL, body TEXT NOT NULL);
+CREATE TABLE intents (turn_id TEXT PRIMARY KEY, rollout_id TEXT NOT NULL, started_at REAL NOT NULL);
+CREATE INDEX intents_of_rollout ON intents (rollout_id);
+CREATE TABLE turns (id TEXT PRIMARY KEY, rollout_id TEXT NOT NULL, body TEXT NOT NULL, prompt_ids BLOB NOT NULL,
+    response_ids BLOB NOT NULL, response_logprobs BLOB NOT NULL, weight_versions BLOB NOT NULL);
+CREATE INDEX turns_of_rollout ON turns (rollout_id);
+CREATE TABLE results (rollout_id TEXT PRIMARY KEY, body TEXT NOT NULL);
+CREATE TABLE trajectories (rollout_id TEXT NOT NULL, place INTEGER NOT NULL, body TEXT NOT NULL,
+    prompt_ids BLOB NOT NULL, response_ids BLOB NOT NULL, response_mask BLOB NOT NULL, response_logprobs BLOB NOT NULL,
+    weight_versions BLOB NOT NULL, PRIMARY KEY (rollout_id, place));
+CREATE TABLE samples (rollout_id TEXT NOT NULL, place INTEGER NOT NULL, body TEXT NOT NULL, prompt_ids BLOB NOT NULL,
+    response_ids BLOB NOT NULL, response_mask BLOB NOT NULL, response_logprobs BLOB NOT NULL,
+    PRIMARY KEY (rollout_id, place));
+CREATE TABLE trained (rollout_id TEXT NOT NULL, place INTEGER NOT NULL, step INTEGER NOT NULL, life INTEGER NOT NULL,
+    body TEXT NOT NULL, prompt_ids BLOB NOT NULL, response_ids BLOB NOT NULL, response_mask BLOB NOT NULL,
+    response_logprobs BLOB NOT NULL, staleness INTEGER, advantages BLOB NOT NULL, PRIMARY KEY (rollout_id, place));
+"""
+
+ARRAYS: Final[Mapping[str, np.dtype[Any]]] = {
+    "prompt_ids": np.dtype("<i4"),
+    "response_ids": np.dtype("<i4"),
+    "response_mask": np.dtype("u1"),
+    "response_logprobs": np.dtype("<f8"),
+    "weight_versions": np.dtype("<i4"),
+}
+"""Per-token fields and how they lie in a blob; float64, so that log probabilities come back exactly."""
+
+Row = tuple[str, tuple[Any, ...]]
+"""Table and values, the primary key first."""
+
+
+# Records to rows
+
+
+def begun_row(request: RolloutRequest, started_at: float) -> Row:
+    return ("begun", (request.rollout_id, started_at, json.dumps(_plain(request), default=repr)))
+
+
+def turn_row(turn: Turn) -> Row:
+    return ("turns", (turn.id, turn.rollout_id, _body(turn), *_blobs(turn)))
+
+
+def result_rows(result: RolloutResult) -> list[Row]:
+    id = result.rollout.id
+    body = json.dumps({"request": _plain(result.request), "rollout": _plain(result.rollout)}, default=repr)
+    rows: list[Row] = [("results", (id, body))]
+    rows += [("trajectories", (id, i, _body(each), *_blobs(each))) for i, each in enumerate(result.trajectories)]
+    rows += [("samples", (id, i, _body(each), *_blobs(each))) for i, each in enumerate(result.samples)]
+    return rows
+
+
+def trained_row(step: int, life: int, sample: Sample, staleness: int | None, advantages: Sequence[float]) -> Row:
+    rollout_id, place = sample.extra_fields["rollout_id"], sample.extra_fields["trajectory"]
+    credit = _packed(advantages, sample.response_mask)
+    return ("trained", (rollout_id, place, step, life, _body(sample), *_blobs(sample), staleness, credit))
+
+
+def _packed(advantages: Sequence[float], mask: Sequence[int]) -> bytes:
+    """Those at mask 1; one number where all are equal, as for every estimator that credits a whole rollout."""
+    if not advantages:
+        return b""
+    kept = [advantage for advantage, trained in zip(advantages, mask, strict=True) if trained]
+    return np.asarray(kept[:1] if len(set(kept)) == 1 else kept, "<f8").tobytes()
+
+
+def _body(record: Turn | Trajectory | Sample) -> str:
+    """All of a record but its per-token fields, as JSON."""
+    return json.dumps(_plain(record), default=repr)
+
+
+def _blobs(record: Turn | Trajectory | Sample) -> list[bytes]:
+    return [np.asarray(getattr(record, name), dtype).tobytes() for name, dtype in _arrays(type(record))]
+
+
+def _arrays(kind: type[Turn | Trajectory | Sample]) -> list[tuple[str, np.dtype[Any]]]:
+    names = {each.name for each in fields(kind)}
+    return [(name, dtype) for name, dtype in ARRAYS.items() if name in names]
+
+
+def _plain(value: Any) -> Any:
+    """A record as nested dicts and lists, per-token fields left out."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: _plain(getattr(value, each.name)) for each in fields(value) if each.name not in ARRAYS}
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value
+
+
+# Rows to records
+
+
+def turn_of(row: Sequence[Any]) -> Turn:
+    body = json.loads(row[2])
+    body["site"] = CallSite(**{**body["site"], "tags": tuple(body["site"]["tags"])})
+    if body["sampling"] is not None:
+        body["sampling"] = Sampling(**{**body["sampling"], "stop_ids": tuple(body["sampling"]["stop_ids"])})
+    return Turn(**body, **_read_blobs(Turn, row[3:]))
+
+
+def trajectory_of(row: Sequence[Any]) -> Trajectory:
+    body = json.loads(row[2])
+    body["spans"] = tuple(TurnSpan(**span) for span in body["spans"])
+    return Trajectory(**body, **_read_blobs(Trajectory, row[3:]))
+
+
+def trained_of(row: Sequence[Any]) -> TrainedSample:
+    sample, (staleness, credit) = sample_of([*row[:2], *row[4:9]]), row[9:] or (None, b"")  # version 1 has neither
+    advantages = _unpacked(credit, sample.response_mask)
+    return TrainedSample(sample=sample, step=row[2], life=row[3], staleness=staleness, advantages=advantages)
+
+
+def _unpacked(credit: bytes, mask: Sequence[int]) -> tuple[float, ...]:
+    kept = np.frombuffer(credit, "<f8").tolist()
+    if not kept:
+        return ()
+    left = iter(kept * sum(mask) if len(kept) == 1 else kept)
+    return tuple(next(left) if trained else 0.0 for trained in mask)
+
+
+def sample_of(row: Sequence[Any]) -> Sample:
+    return Sample(**json.loads(row[2]), **_read_blobs(Sample, row[3:]))
+
+
+def request_of(body: dict[str, Any]) -> RolloutRequest:
+    return RolloutRequest(**{**body, "task": Task(**body["task"])})
+
+
+def rollout_of(body: dict[str, Any]) -> Rollout:
+    reward = body["reward"]
+    if reward is not None:
+        reward = Reward(**{**reward, "parts": tuple(RewardPart(**part) for part in reward["parts"])})
+    return Rollout(**{**body, "reward": reward})
+
+
+def _read_blobs(kind: type[Turn | Trajectory | Sample], blobs: Sequence[bytes]) -> dict[str, Any]:
+    pairs = zip(_arrays(kind), blobs, strict=True)
+    return {name: tuple(np.frombuffer(blob, dtype).tolist()) for (name, dtype), blob in pairs}
