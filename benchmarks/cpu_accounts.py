@@ -108,7 +108,9 @@ def by_phase(read: dict[str, Any], phases: list[tuple[float, str]]) -> dict[str,
     Args:
         phases: (monotonic seconds of its beginning, name), in order; time before the first belongs to the first.
     """
-    starts = [(int(at / BUCKET_S), name) for at, name in phases]
+    starts = [
+        (int(at / BUCKET_S) + 1, name) for at, name in phases
+    ]  # a call is charged when it ends: to the one before
 
     def phase_at(bucket: int) -> str:
         return next((name for start, name in reversed(starts) if start <= bucket), starts[0][1])
