@@ -60,8 +60,8 @@ def outcomes(request: pytest.FixtureRequest) -> dict[tuple[str, str], str]:
     return request.config.stash[OUTCOMES]
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="class")
 def policy_serves() -> Iterator[None]:
-    """The policy that has learned the suite answers, on the real engine in its own process."""
+    """The policy that has learned the suite answers, on the real engine in its own process, until the class ends."""
     with agenttrain.use(POLICY):
         yield
