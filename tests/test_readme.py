@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.main import get_command
@@ -51,12 +52,28 @@ def test_first_block_is_a_graph_that_can_be_trained(tmp_path: Path, monkeypatch:
     sys.modules.pop("my_agent", None)
 
 
+def test_serving_block_answers_with_the_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second block, beside somebody's agent and a policy, runs as it stands; what it attached answers too."""
+    (tmp_path / "my_agent.py").write_text(MY_AGENT)
+    (tmp_path / "policy").symlink_to(ROOT / "examples" / "order-desk" / "policy")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names: dict[str, Any] = {"__name__": "readme"}
+    try:
+        exec(compile(PYTHON[1], "README.md", "exec"), names)
+        said = names["served"].invoke({"messages": [("user", "Where is A41?")]})["messages"][-1]
+        assert said.response_metadata["model_provider"] == "agenttrain"
+    finally:
+        names["served"].close()
+        sys.modules.pop("my_agent", None)
+
+
 def test_plugin_block_registers_its_estimator() -> None:
     """The plugin block registers an advantage estimator by the hook."""
     import types
 
     module = types.ModuleType("readme_plugin")
-    exec(compile(PYTHON[1], "README.md", "exec"), vars(module))
+    exec(compile(PYTHON[2], "README.md", "exec"), vars(module))
     plugins = plugins_module.Plugins.load(only="")
     plugins.add(module, "readme")
     assert plugins.advantage("best")([0.0, 1.0, 0.5]) == [0.0, 1.0, 0.0]
@@ -69,7 +86,7 @@ def test_no_placeholder_is_left() -> None:
 
 def test_every_python_block_is_tested_here() -> None:
     """A new Python block needs a test of its own."""
-    assert len(PYTHON) == 2
+    assert len(PYTHON) == 3
 
 
 @pytest.mark.parametrize("line", commands_of_readme())
