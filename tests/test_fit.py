@@ -323,11 +323,11 @@ def test_frozen_and_auxiliary_calls_are_never_trained(new_project: Any, command:
 def test_a_selector_that_matches_no_call_ends_the_run(new_project: Any, command: Any) -> None:
     """After the baseline, with the names seen."""
     new_project(
-        decorated="graph = trainable(builder, model=POLICY, tasks='tasks.jsonl', verifier=score, frozen=['model:gpt'])\n"
+        decorated="graph = trainable(builder, model=POLICY, tasks='tasks.jsonl', verifier=score, frozen=['model:x'])\n"
     )
     done = command("fit", "graph.py")
     assert done.code == 2
-    assert "RoleError: frozen=['model:gpt'] matched no call. Models seen: ChatOpenAI:gpt-4o." in done.err
+    assert "RoleError: frozen=['model:x'] matched no call. Models seen: ChatOpenAI:gpt-4o." in done.err
 
 
 PARALLEL = """

@@ -14,10 +14,10 @@ from agenttrain.trainable import (
     Limits,
     current_task,
     current_task_is,
+    function_name,
     trainable,
     trainable_of,
     trainables_in,
-    function_name,
 )
 
 
