@@ -214,6 +214,20 @@ def test_a_run_goes_on_with_what_its_baseline_was_measured_by(fitted: Any, comma
     assert project.run.read_report() == first.json
 
 
+@pytest.mark.parametrize(
+    "setting",
+    ["trainer.algorithm=rloo", "trainer.adapter=lora", "trainer.lora_rank=2", "sampling.temperature=0.5"],
+)
+def test_a_run_goes_on_with_what_its_checkpoints_were_made_by(fitted: Any, command: Any, setting: str) -> None:
+    """An algorithm is no exception: what the old one decided would stand over the new one's own."""
+    project, first = fitted
+    done = command("fit", "--resume", project.run.id, "--set", "trainer.steps=9", "--set", setting)
+    assert done.code == 2
+    assert f"ConfigError: {setting.partition('=')[0]} is " in done.err
+    assert "its checkpoints and rollouts were made by that" in done.err
+    assert project.run.read_report() == first.json
+
+
 def test_an_evaluation_is_not_resumed(project: Any, command: Any) -> None:
     """It says what to do instead."""
     assert command("eval", "graph.py").code == 0

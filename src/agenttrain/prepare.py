@@ -15,6 +15,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,15 @@ from agenttrain.trainable import Trainable
 from agenttrain.trainer.algorithms import chosen, with_algorithm
 
 FIXED = ("model", "tasks", "seed", "eval", "limits", "reward", "renderer")
-"""Keys that a run keeps when it goes on."""
+"""Keys that a run keeps when it goes on, for its baseline was measured by them."""
+BEGUN_WITH = (
+    "sampling.temperature",
+    *(
+        f"trainer.{key}"
+        for key in ("name", "algorithm", "adapter", "adapter_above", "lora_rank", "lora_alpha", "lora_targets")
+    ),
+)
+"""Keys that it keeps, for its checkpoints and the rollouts it goes on with were made by them."""
 VERSIONED = ("agenttrain", "langgraph", "langchain-core", "torch", "transformers", "renderers")
 
 
@@ -133,17 +142,20 @@ def prepare(
 
 
 def _refuse_changed(saved: Config, config: Config) -> None:
-    """A run that goes on is held against the baseline that it began with: what that was measured by stays.
+    """A run that goes on keeps what its baseline was measured by, and what its checkpoints and rollouts were made by.
 
     Raises:
         ConfigError: naming the key, and what may be changed.
     """
-    for key in FIXED:
-        before, now = getattr(saved, key), getattr(config, key)
+    whys = dict.fromkeys(FIXED, "its baseline would not be comparable")
+    whys |= dict.fromkeys(BEGUN_WITH, "its checkpoints and rollouts were made by that")
+    for key, why in whys.items():
+        of_key = attrgetter(key)
+        before, now = of_key(saved), of_key(config)
         if before != now:
             raise ConfigError(
-                f"{key} is {_shown(now)}, and the run that goes on was begun with {_shown(before)}: its baseline would "
-                "not be comparable. Leave it as it was (trainer.steps may grow), or start a new run."
+                f"{key} is {_shown(now)}, and the run that goes on was begun with {_shown(before)}: {why}. "
+                "Leave it as it was (trainer.steps may grow), or start a new run."
             )
 
 
