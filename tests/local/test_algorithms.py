@@ -359,6 +359,20 @@ def test_a_resumed_run_ends_where_a_whole_one_does(name: str, model_folder: Fold
     assert [step.advantages for step in again] == [step.advantages for step in told[1:]]
 
 
+def test_a_resumed_run_takes_the_rates_that_are_set_now(model_folder: Folder, tmp_path: Path) -> None:
+    """What the optimizer has learned of the gradients is kept, and nothing that was set anew is ignored."""
+    with opened(model_folder("qwen3"), algorithm="ppo") as first:
+        next(first.steps())
+        first.save(tmp_path / "checkpoint")
+    now = {"value_learning_rate": 0.5, "weight_decay": 0.25, "beta1": 0.5}
+    with opened(model_folder("qwen3"), algorithm="ppo", **now) as second:
+        second.restore(tmp_path / "checkpoint")
+        optimizer = second._learner.optimizer
+        assert optimizer.param_groups[1]["lr"] == 0.5
+        assert {(group["weight_decay"], group["betas"]) for group in optimizer.param_groups} == {(0.25, (0.5, 0.95))}
+        assert all(float(state["step"]) == 2 for state in optimizer.state.values())
+
+
 def test_ppo_learns_and_tells_each_tokens_advantage(model_folder: Folder) -> None:
     """Advantages are whitened over a step's trained tokens and differ within a rollout once the critic has learned."""
     with opened(model_folder("qwen3"), algorithm="ppo", steps=8, learning_rate=3e-2, group_size=8) as trainer:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -36,6 +37,8 @@ from agenttrain.trainer.loss import (
 
 OF_CRITIC = "value_head."
 """Before the names of the critic's weights in a checkpoint."""
+OF_SETTINGS = ("lr", "betas", "weight_decay")
+"""What of an optimizer's saved state a configuration says, and a resumed run may change."""
 Place = tuple[str, int]
 """A rollout, and which of its samples."""
 
@@ -303,8 +306,8 @@ class Learner:
         critic = self.critic.saved() if self.critic is not None else {}
         return {**self._learnable.saved(), **{OF_CRITIC + name: tensor for name, tensor in critic.items()}}
 
-    def restore(self, weights: Mapping[str, torch.Tensor], *, where: str) -> None:
-        """Take back what `saved` gave.
+    def restore(self, weights: Mapping[str, torch.Tensor], optimizer: Mapping[str, Any], *, where: str) -> None:
+        """Take back what `saved` gave and the optimizer's state; its rates and decay are those of the settings of now.
 
         Raises:
             ModelError: weights of another architecture.
@@ -314,6 +317,10 @@ class Learner:
         if self.critic is not None:
             self.critic.restore(critic, where=where)
         self._learnable.restore(policy, where=where)
+        own = [{key: group[key] for key in OF_SETTINGS} for group in self.optimizer.param_groups]
+        self.optimizer.load_state_dict(dict(optimizer))
+        for group, settings in zip(self.optimizer.param_groups, own, strict=True):
+            group.update(settings)
 
     @contextmanager
     def whole_or_undone(self) -> Iterator[None]:

@@ -218,8 +218,7 @@ class LocalTrainer:
                     f"The checkpoint {folder} was written with {key} {state.get(key)}, and this run has {here}. Resume "
                     "with the run's own configuration and tasks."
                 )
-        self._learner.restore(saved.weights, where=str(folder))
-        self._learner.optimizer.load_state_dict(dict(saved.optimizer))
+        self._learner.restore(saved.weights, saved.optimizer, where=str(folder))
         self._step = int(state["step"])
         self._cursor = Cursor(epoch=int(state["cursor"]["epoch"]), offset=int(state["cursor"]["offset"]))
         self._publish(int(state["weight_version"]))
