@@ -104,6 +104,7 @@ def test_a_call_that_asks_for_nothing_keeps_its_messages(renderer: Renderer) -> 
         ({"response_format": JSON_SCHEMA}, said('{"place": "here"}'), ""),
         ({"response_format": JSON_SCHEMA}, said('{"place": 3}'), "response_format"),
         ({"response_format": JSON_SCHEMA}, said("here"), "response_format"),
+        ({"response_format": JSON_SCHEMA}, said('{"place": ' + "[" * 2000), "response_format"),
     ],
 )
 def test_what_an_answer_lacks(asked: dict[str, Any], answer: Parsed, expected: str) -> None:

@@ -149,6 +149,18 @@ def test_a_call_that_cant_be_read_says_why(each: Renderer, encode: Encode, body:
     assert invalid.arguments == body
 
 
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_call_nested_deeper_than_python_reads_is_invalid(each: Renderer, encode: Encode, closed: bool) -> None:
+    """A policy may open any number of brackets: it is its own failure, and no error of the environment."""
+    depth = 2000
+    body = '{"name": "look_up", "arguments": {"id": ' + "[" * depth + ("]" * depth + "}}" if closed else "")
+    parsed = each.parse(encode(f"<tool_call>\n{body}\n</tool_call><|im_end|>"), TOOLS)
+    (call,) = parsed.invalid_tool_calls
+    assert (parsed.text, parsed.tool_calls, call.name) == ("", (), None)
+    assert call.error == "The tool call is nested too deep to be read."
+    assert "[" * depth in call.arguments
+
+
 def test_good_and_bad_calls_of_one_reply_are_kept_apart(each: Renderer, encode: Encode) -> None:
     parsed = each.parse(encode(f"{CALL}\n<tool_call>\n{{\n</tool_call><|im_end|>"), TOOLS)
     assert [type(call) for call in (*parsed.tool_calls, *parsed.invalid_tool_calls)] == [ParsedCall, InvalidCall]

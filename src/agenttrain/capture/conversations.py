@@ -177,7 +177,7 @@ def _plain(arguments: Any) -> Any:
         return arguments or {}
     try:
         return json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments
 
 

@@ -92,7 +92,7 @@ def _is_chosen(choice: Any, parsed: Parsed) -> bool:
 def _is_in_form(asked: Mapping[str, Any], text: str) -> bool:
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # a policy may open more brackets than Python reads
         return False
     return isinstance(value, dict) and fits_schema(value, _schema(asked) or {})
 

@@ -127,9 +127,12 @@ class _Reader:
     def parse(self, response_ids: Ids, tools: Tools, prompt_ids: Ids = ()) -> Parsed:
         end = next((i for i, id in enumerate(response_ids) if id in self.stop_ids), None)
         # The library looks back for the end of the turn before, to see whether the prompt opened a thinking block.
-        read = self._library.parse_response(
-            list(response_ids[:end]), tools=list(tools) or None, prompt_ids=list(prompt_ids[-256:])
-        )
+        try:
+            read = self._library.parse_response(
+                list(response_ids[:end]), tools=list(tools) or None, prompt_ids=list(prompt_ids[-256:])
+            )
+        except RecursionError:  # renderers 0.1.12 lets it out: a tool call nests deeper than JSON is read
+            return _nested_too_deep(self.decode(response_ids[:end]), response_ids)
         calls, invalid = _read_calls(read.tool_calls, response_ids, cut=end is None)
         return Parsed(
             text=read.content.lstrip("\n") if read.reasoning_content else read.content or "",
@@ -382,7 +385,7 @@ def _clean_function(function: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except ValueError:
+        except (ValueError, RecursionError):
             pass  # An unreadable call that the graph hands back stays as the model wrote it.
     return {**function, "arguments": arguments}
 
@@ -396,13 +399,24 @@ def _read_calls(
     for place, each in enumerate(read):
         if each.status == "unclosed_block" and cut:
             continue
-        id = each.id or f"call_{sha256(f'{response_ids} {place}'.encode()).hexdigest()[:8]}"
+        id = each.id or _call_id(response_ids, place)
         arguments = _arguments(each)
         if each.name and arguments is not None:
             calls.append(ParsedCall(id=id, name=each.name, arguments=arguments))
         else:
             invalid.append(InvalidCall(id=id, name=each.name, arguments=each.raw, error=_fault(each)))
     return tuple(calls), tuple(invalid)
+
+
+def _nested_too_deep(text: str, response_ids: Ids) -> Parsed:
+    """A reply with a call that nobody can read, as one such call."""
+    error = "The tool call is nested too deep to be read."
+    call = InvalidCall(id=_call_id(response_ids, 0), name=None, arguments=text, error=error)
+    return Parsed(text="", reasoning=None, tool_calls=(), invalid_tool_calls=(call,))
+
+
+def _call_id(response_ids: Ids, place: int) -> str:
+    return f"call_{sha256(f'{response_ids} {place}'.encode()).hexdigest()[:8]}"
 
 
 def _arguments(read: Any) -> dict[str, Any] | None:
@@ -413,7 +427,7 @@ def _arguments(read: Any) -> dict[str, Any] | None:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
     # XML formats write plain text as a value; the library reads it, and calls it invalid JSON.
     return arguments if isinstance(arguments, dict) else None
@@ -423,7 +437,7 @@ def _fault(read: Any) -> str:
     if read.status == "invalid_json" or read.status == "ok":
         try:
             kind = type(json.loads(read.raw)).__name__
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return f"The tool call is no JSON: {error}."
         return f"The tool call is a {kind} without an object of arguments."
     return {

@@ -362,7 +362,7 @@ def _unquoted(arguments: str) -> str:
         return arguments
     try:
         read = json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments
     return read if isinstance(read, str) else arguments
 
@@ -385,7 +385,7 @@ def _additional(reply: Reply, parsed: bool) -> Plain:
 def _json_object(text: str) -> Plain | None:
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # a policy may open more brackets than Python reads
         return None
     return value if isinstance(value, dict) else None
 
