@@ -267,6 +267,18 @@ def test_concurrent_requests_share_the_engines_batch(policy: Path) -> None:
     assert stats["decode_rows"] > 1.5 * stats["decode_steps"]
 
 
+def test_whoever_serves_a_policy_again_finds_the_engine_that_serves_it(graph: Any, policy: Path) -> None:
+    """Also one that was named before others came and went."""
+    early = serving.use(policy)
+    with serving.use(policy):
+        graph.invoke(ASK)
+    with early, serving.use(policy) as late:
+        graph.invoke(ASK)
+        assert early.loaded is not None
+        assert late.loaded is early.loaded
+    assert early.loaded is None
+
+
 def test_an_async_block_serves_what_is_begun_in_it(graph: Any, policy: Path) -> None:
     """Tasks and threads that copy the context."""
 
@@ -434,11 +446,15 @@ def test_a_call_that_is_given_up_frees_the_engine(policy: Path) -> None:
         async with agenttrain.use(policy) as block:
             long = ChatOpenAI(model="gpt-4o", api_key="unused", temperature=9)
             await long.ainvoke("Hi.", max_tokens=1)  # the policy is loaded
-            with pytest.raises(asyncio.TimeoutError):
-                await asyncio.wait_for(long.ainvoke("Tell all.", stop=["§"], max_tokens=1900), 0.2)
             engine = block._policy.engine
             assert engine is not None
+            asking = asyncio.create_task(long.ainvoke("Tell all.", max_tokens=1900))
             until = time.monotonic() + 30
+            while not engine._open and time.monotonic() < until:  # type: ignore[attr-defined]
+                await asyncio.sleep(0)
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
             while engine._open and time.monotonic() < until:  # type: ignore[attr-defined]
                 await asyncio.sleep(0.01)
             assert not engine._open  # type: ignore[attr-defined]

@@ -120,9 +120,9 @@ class _Policy:
             if self.users:
                 return
             engine, self.engine, self.calls = self.engine, None, None
+            atexit.unregister(self._end)
         if engine is not None:
             engine.close()
-        atexit.unregister(self._end)
 
     def _end(self) -> None:
         """The process ends, whoever serves."""
@@ -211,8 +211,10 @@ class Serving:
 
     def _hold(self) -> None:
         with _lock:
-            self._policy.users += not self._holds
-            self._holds = True
+            if not self._holds:
+                self._policy = _policies.setdefault(self._policy.source.policy, self._policy)
+                self._policy.users += 1
+                self._holds = True
 
     @property
     def loaded(self) -> ServedCalls | None:
