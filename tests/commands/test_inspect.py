@@ -130,10 +130,17 @@ def test_what_was_not_trained_says_why(fitted: Any, command: Any) -> None:
     assert said.endswith("green would be trained, yellow is frozen or dropped, grey is context\n")
     row = fitted.run.metrics()[0]
     rollout = next(r for r in fitted.store.rollouts() if r.phase == "train")
+    metrics = fitted.run.path / "metrics.jsonl"
+    trained = fitted.store.trained_samples()[0].extra_fields["rollout_id"]
+    metrics.write_text("")
+    undone = command("inspect", fitted.run.id, trained, "--json").json["fate"]
+    assert undone == "not trained: step 1 has not ended; the run is under way, or was stopped in it"
+    metrics.write_text(json.dumps({**row, "life": row["life"] + 1}) + "\n")
+    undone = command("inspect", fitted.run.id, trained, "--json").json["fate"]
+    assert undone == "not trained: sampled from weights that were lost when the run stopped"
     row["dropped"] = {rollout.id: "all rewards equal"}
     with sqlite3.connect(next(fitted.run.rollouts.glob("*.db"))) as store:
         store.execute("DELETE FROM trained")
-    metrics = fitted.run.path / "metrics.jsonl"
     metrics.write_text(json.dumps(row) + "\n")
     assert "\nnot trained: all rewards equal\n" in command("inspect", fitted.run.id, rollout.id).out
     metrics.write_text("")

@@ -74,9 +74,10 @@ def fate_of(rollout: Rollout, folder: RunFolder, view: StoreView) -> str:
 
     if rollout.phase != "train":
         return f"measured for {PHASES[rollout.phase]}, and never trained"
-    if steps := [sample.step for sample in view.trained(rollout.id)]:
-        return f"trained in step {steps[-1]}"
     rows = folder.metrics()
+    lives = {row["step"]: row["life"] for row in rows}
+    if steps := [sample.step for sample in view.trained(rollout.id) if sample.life == lives.get(sample.step)]:
+        return f"trained in step {steps[-1]}"
     if all(row["step"] != rollout.step for row in rows):
         return f"not trained: step {rollout.step} has not ended; the run is under way, or was stopped in it"
     return f"not trained: {why_untrained([rollout], rows, ()).get(rollout.id, 'no reason was written down')}"

@@ -29,7 +29,7 @@ def part_findings(runs: Path, now: float) -> list[Finding]:
     Args:
         now: Unix seconds.
     """
-    found = sorted(path for path in runs.glob("*/**/*.part") if now - path.stat().st_mtime > OLD_S)
+    found = sorted(path for path in runs.glob("*/**/*.part") if now - _touched_at(path, now) > OLD_S)
     outermost = [path for path in found if not any(other in path.parents for other in found)]
     return [
         Finding(
@@ -42,6 +42,14 @@ def part_findings(runs: Path, now: float) -> list[Finding]:
         )
         for path in outermost
     ]
+
+
+def _touched_at(path: Path, now: float) -> float:
+    """Unix seconds; now for what a run under way has just finished or renamed."""
+    try:
+        return path.lstat().st_mtime
+    except FileNotFoundError:
+        return now
 
 
 def engine_findings(processes: Iterable[Process]) -> list[Finding]:
