@@ -16,6 +16,7 @@ from agenttrain.memory import (
     _of_group,
     available_bytes,
     resident_bytes,
+    whole_bytes,
 )
 
 
@@ -72,6 +73,12 @@ def test_a_containers_limit_counts_cache_as_left(tmp_path: Path, limit: str | No
     used.write_text("700\n")
     statistics.write_text("anon 1\ninactive_file 300\n")
     assert _of_group(limit_file, used, statistics, "inactive_file") == expected
+
+
+def test_the_whole_is_the_machines_or_its_containers() -> None:
+    """Never more than the kernel tells of the machine, and what may still be used is a part of it."""
+    (line,) = [each for each in Path("/proc/meminfo").read_text().splitlines() if each.startswith("MemTotal:")]
+    assert (available_bytes() or 0) < whole_bytes() <= int(line.split()[1]) * 1024
 
 
 def test_growth_is_loud_when_memory_will_not_last() -> None:

@@ -105,6 +105,13 @@ def available_bytes() -> int | None:
     return min((each for each in found if each is not None), default=None)
 
 
+def whole_bytes() -> int:
+    """What the machine has, or the container this process is in where that is less."""
+    limits = [_limit(limit) for limit, *_ in _group_files()]
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([machine, *(limit for limit in limits if limit is not None)])
+
+
 def _of_machine() -> int | None:
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -136,6 +143,15 @@ def _of_group(limit: Path, used: Path, statistics: Path, key: str) -> int | None
     try:
         lines = statistics.read_text().splitlines()
         cache = next((int(line.split()[1]) for line in lines if line.startswith(f"{key} ")), 0)
-        return int(limit.read_text()) - int(used.read_text()) + cache
-    except (OSError, ValueError):  # no such group here, or its limit is "max"
+        most = _limit(limit)
+        return most - int(used.read_text()) + cache if most is not None else None
+    except (OSError, ValueError):  # no such group here
+        return None
+
+
+def _limit(file: Path) -> int | None:
+    """Bytes that a control group may hold. None: as many as there are ("max"), or there is no such group."""
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
         return None

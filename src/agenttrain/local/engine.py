@@ -13,7 +13,6 @@ behind every busy Python thread.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -33,6 +32,7 @@ from agenttrain.local.cached_passes import CachedPasses
 from agenttrain.local.draw import draw
 from agenttrain.local.kv_cache import block_hashes
 from agenttrain.local.seating import Call, Seated, alike, seat
+from agenttrain.memory import whole_bytes
 from agenttrain.records import Generation, Ids, Sampling, StopReason
 
 if TYPE_CHECKING:
@@ -80,7 +80,8 @@ class LocalEngine:
 
         Args:
             one_at_a_time: answer each call alone and from an empty row, so that the order of arrival changes no bit.
-            kv_bytes: memory the KV cache may grow to. None: a quarter of the machine's, or 60 % of the GPU's free.
+            kv_bytes: memory the KV cache may grow to. None: a quarter of the machine's or its container's, or 60 % of
+                the GPU's free.
             threads: operation threads of the CPU.
 
         Raises:
@@ -94,7 +95,7 @@ class LocalEngine:
         self._passes, self.kv_cache_reason = cached_passes(
             self._logits,
             device=self.device,
-            budget_bytes=kv_bytes or _default_kv_bytes(self.device),
+            budget_bytes=kv_bytes or default_kv_bytes(self.device),
             max_length=self.max_length,
         )
         """None, and why: every token recomputes its whole prefix, correct and slow."""
@@ -444,11 +445,12 @@ class LocalEngine:
         self._open, self._running, self._waiting = set(), [], []
 
 
-def _default_kv_bytes(device: torch.device) -> int:
+def default_kv_bytes(device: torch.device) -> int:
+    """Memory that the KV cache may grow to where nothing is said."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * 0.6)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+    return whole_bytes() // 4
 
 
 _switch_lock = threading.Lock()

@@ -33,6 +33,7 @@ from agenttrain.config import Config
 from agenttrain.errors import ModelError
 from agenttrain.local import policy
 from agenttrain.local.adapter import adapted_layers, linear_layers, wants_adapter
+from agenttrain.local.engine import default_kv_bytes
 from agenttrain.memory import available_bytes, resident_bytes
 from agenttrain.protocols import Forecast, ForecastContext, MemoryPart
 
@@ -48,8 +49,6 @@ TRAINER_BYTES, ENGINE_BYTES = 400 * 2**20, 300 * 2**20
 ROLLOUT_BYTES = 2**18
 MOST_WORKERS = 8
 """Threads that compute gradients on the CPU, where there are as many cores."""
-LARGEST_CACHE = 0.25
-"""The engine's budget, of the machine's memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,8 +173,7 @@ def _tokens_of_update(shape: Shape, config: Config) -> int:
 
 def _engine(shape: Shape, config: Config, memory: str, *, n_rollouts: int) -> list[MemoryPart]:
     positions = n_rollouts * min(shape.max_length, config.limits.tokens)
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    cache = min(FLOAT * shape.n_cached * positions, int(LARGEST_CACHE * machine))
+    cache = min(FLOAT * shape.n_cached * positions, default_kv_bytes(policy.choose_device()))
     return [
         _part("engine", "weights", memory, FLOAT * shape.n_parameters),
         _part("engine", "arriving weights", memory, FLOAT * shape.n_published),
