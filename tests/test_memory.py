@@ -11,6 +11,7 @@ from agenttrain.memory import (
     GROWING_STEPS,
     GROWTH_BYTES,
     MIB,
+    SETTLING_STEPS,
     Growth,
     MemoryWatch,
     _of_group,
@@ -34,16 +35,26 @@ def test_what_is_allocated_is_held() -> None:
 
 def test_growth_in_every_step_is_told_per_rollout() -> None:
     """Once there are enough steps; one in which memory did not grow ends it."""
-    watch, kept = MemoryWatch(), []
-    for _ in range(GROWING_STEPS + 2):
+    watch, kept, told = MemoryWatch(), [], []
+    for _ in range(SETTLING_STEPS + GROWING_STEPS):
         kept.append(bytearray(b"x") * (GROWTH_BYTES // 2))
-        growth = watch.after_step(8)
+        told.append(watch.after_step(8))
+    *before, growth = told
+    assert before == [None] * len(before)
     assert growth is not None
     assert growth.mib == pytest.approx(GROWING_STEPS * GROWTH_BYTES / 2 / MIB, rel=0.2)
     assert growth.mib_per_rollout == pytest.approx(growth.mib / (8 * GROWING_STEPS))
     assert growth.steps_left > 1
     kept.clear()
     assert watch.after_step(8) is None
+
+
+def test_memory_that_settles_says_nothing() -> None:
+    """Buffers that find their size grow in each of some steps, and less from one to the next."""
+    watch, kept = MemoryWatch(), []
+    for mib in (*[64] * SETTLING_STEPS, 96, 48, 12, 6):
+        kept.append(bytearray(b"x") * (mib * MIB))
+        assert watch.after_step(8) is None
 
 
 def test_steady_memory_says_nothing() -> None:

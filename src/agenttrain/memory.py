@@ -10,7 +10,7 @@ import itertools
 import os
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,8 +18,12 @@ MIB = 2**20
 RESERVE_BYTES = 256 * MIB
 """What must be left so that a checkpoint can be written."""
 LOOK_EVERY_S = 0.5
+SETTLING_STEPS = 3
+"""First steps of a process, in which buffers and caches find their size."""
 GROWING_STEPS = 4
 """Steps in a row with growth in each that are no coincidence."""
+SLOWING = 0.5
+"""What grows this much less in the later half of them than in the earlier one is still settling."""
 GROWTH_BYTES = 64 * MIB
 """Growth over them that is worth a word."""
 _GROUPS = Path("/sys/fs/cgroup")
@@ -44,6 +48,7 @@ class MemoryWatch:
     """Resident memory that this process may hold. None: as much as there is."""
     _looked_at: float = 0.0
     _trouble: str | None = None
+    _n_steps: int = 0
     _steps: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=GROWING_STEPS + 1))
     """(resident bytes, rollouts made for it) at the end of the last steps."""
 
@@ -55,15 +60,14 @@ class MemoryWatch:
         return self._trouble
 
     def after_step(self, n_rollouts: int) -> Growth | None:
-        """Note a step; the growth, once memory has risen in enough of them."""
-        resident = resident_bytes()
-        if resident is None:
+        """Note a step; the growth, once memory has risen in enough of them and does not slow down."""
+        resident, self._n_steps = resident_bytes(), self._n_steps + 1
+        if resident is None or self._n_steps < SETTLING_STEPS:
             return None
         self._steps.append((resident, n_rollouts))
         sizes = [size for size, _ in self._steps]
         grown = sizes[-1] - sizes[0]
-        rises = all(later > earlier for earlier, later in itertools.pairwise(sizes))
-        if len(sizes) <= GROWING_STEPS or not rises or grown < GROWTH_BYTES:
+        if len(sizes) <= GROWING_STEPS or grown < GROWTH_BYTES or not _goes_on_rising(sizes):
             return None
         made = sum(n for _, n in list(self._steps)[1:])
         left = self._left(resident)
@@ -89,6 +93,16 @@ class MemoryWatch:
         left = [available - RESERVE_BYTES] if available is not None else []
         left += [self.limit_bytes - resident] if self.limit_bytes is not None else []
         return min(left, default=None)
+
+
+def _goes_on_rising(sizes: Sequence[int]) -> bool:
+    """Whether each is more than the one before, and the later half of the rise is no small part of it.
+
+    Example: [1, 2, 3, 4, 5] -> True; [1, 5, 7, 8, 9] -> False, for 2 after 6 is settling.
+    """
+    middle = sizes[len(sizes) // 2]
+    rises = all(later > earlier for earlier, later in itertools.pairwise(sizes))
+    return rises and sizes[-1] - middle >= SLOWING * (middle - sizes[0])
 
 
 def resident_bytes() -> int | None:
