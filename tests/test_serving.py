@@ -21,7 +21,7 @@ from langgraph.graph.state import CompiledStateGraph
 
 import agenttrain
 from agenttrain import serving
-from agenttrain.errors import ConfigError, GraphError, ModelError, RoleError, RunError
+from agenttrain.errors import CaptureError, ConfigError, GraphError, ModelError, RoleError, RunError
 from agenttrain.graph.intercept import FUNNELS
 from agenttrain.graph.load import load_module
 
@@ -437,6 +437,11 @@ def test_a_prompt_without_room_is_an_ordinary_error(graph: Any, policy: Path) ->
     """No BaseException leaves a server's graph."""
     with agenttrain.use(policy), pytest.raises(RuntimeError, match=r"The prompt has .* and the policy takes 2048"):
         graph.invoke({"messages": [("user", "price " * 3000)]})
+
+
+def test_a_call_without_a_message_is_an_ordinary_error(policy: Path) -> None:
+    with agenttrain.use(policy), pytest.raises(CaptureError, match="A call came without a message"):
+        ChatOpenAI(model="gpt-4o", api_key="unused").invoke([])
 
 
 def test_a_call_that_is_given_up_frees_the_engine(policy: Path) -> None:

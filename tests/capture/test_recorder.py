@@ -451,6 +451,29 @@ def test_an_empty_answer_is_the_engines_failure(desk: Desk) -> None:
     assert recorder.lost == 1
 
 
+class Unreadable:
+    """A plugin's renderer with a fault in what reads answers."""
+
+    def __init__(self, whole: Renderer) -> None:
+        self._whole = whole
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._whole, name)
+
+    def parse(self, *given: Any) -> Any:
+        raise IndexError("no such id")
+
+
+@pytest.mark.parametrize("style", ["sync", "async"])
+def test_an_answer_that_the_renderer_fails_on_is_a_lost_call(desk: Desk, style: str) -> None:
+    """So that a graph which goes on without it is not trained as if nothing had been sampled there."""
+    desk.renderer = Unreadable(desk.renderer)  # type: ignore[assignment]
+    recorder = desk.open()
+    with pytest.raises(CaptureError, match=r"Renderer default.* can't read what was sampled: IndexError: no such id\."):
+        recorder.answer(call()) if style == "sync" else asyncio.run(recorder.aanswer(call()))
+    assert (recorder.lost, recorder.turns) == (1, ())
+
+
 def test_a_cancelled_call_is_lost(desk: Desk) -> None:
     desk.engine.held = threading.Event()
     recorder = desk.open()
@@ -506,7 +529,8 @@ def test_tool_calls_are_counted_and_those_that_a_tool_refuses_too(desk: Desk) ->
     recorder = desk.open()
     for desk.says in (CALL, misfit, unknown, "<tool_call>\n{oops\n</tool_call><|im_end|>", "No call.<|im_end|>"):
         recorder.answer(call())
-    assert (recorder.n_tool_calls, recorder.n_invalid_tool_calls) == (4, 3)
+    assert [turn.n_tool_calls for turn in recorder.turns] == [1, 1, 1, 1, 0]
+    assert [turn.n_invalid_tool_calls for turn in recorder.turns] == [0, 1, 1, 1, 0]
     assert [turn.parse_failed for turn in recorder.turns] == [False, False, False, True, False]
 
 

@@ -52,6 +52,16 @@ def test_a_tool_without_parameters_takes_anything() -> None:
     assert n_misfits([call("go", to=3)], [{"type": "function", "function": {"name": "go"}}]) == 0
 
 
-def test_a_schema_that_is_wrong_itself_refuses_nothing() -> None:
-    wrong = {"type": "function", "function": {"name": "add", "parameters": {"type": "no such type"}}}
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "no such type"},
+        {"$ref": "#"},
+        {"properties": {"a": {"$ref": "#/$defs/Missing"}}},
+        {"properties": {"a": {"type": "string", "pattern": "("}}},
+    ],
+)
+def test_a_schema_that_is_wrong_itself_refuses_nothing(schema: dict[str, Any]) -> None:
+    """Also one that shows it only when it is applied."""
+    wrong = {"type": "function", "function": {"name": "add", "parameters": schema}}
     assert n_misfits([call(a="x")], [wrong]) == 0

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from agenttrain.capture.conversations import Prompt
 from agenttrain.capture.instructions import told
+from agenttrain.errors import CaptureError
 from agenttrain.protocols import Parsed, Renderer
 from agenttrain.records import BreakCause, Generation, Ids, InvalidCall, ModelCall, ParsedCall, Reply, Turn
 
@@ -38,19 +39,32 @@ def prompt_ids_of(
 
 
 def read_answer(renderer: Renderer, call: ModelCall, generation: Generation, *, prompt_ids: Ids, seed: int) -> Parsed:
-    """Sampled ids as the message that goes back to the graph."""
-    ids = generation.token_ids
-    if call.tool_choice == "none":
-        end = len(ids) - (1 if ids and ids[-1] in renderer.stop_ids else 0)
-        parsed = Parsed(text=renderer.decode(ids[:end]), reasoning=None, tool_calls=(), invalid_tool_calls=())
-    else:
-        parsed = renderer.parse(ids, call.tools, prompt_ids)
+    """Sampled ids as the message that goes back to the graph.
+
+    Raises:
+        CaptureError: the renderer raised.
+    """
+    try:
+        parsed = _parsed(renderer, call, generation.token_ids, prompt_ids)
+    except Exception as error:
+        raise CaptureError(
+            f"Renderer {renderer.identity} can't read what was sampled: {type(error).__name__}: {error}. Any ids must "
+            'be read; name another renderer.family ("default" is the chat template of the model\'s folder).'
+        ) from error
     return replace(
         parsed,
         text=_cut(parsed.text, call.stop),
         tool_calls=tuple(_named(each, seed, i) for i, each in enumerate(_allowed(parsed.tool_calls, call))),
         invalid_tool_calls=tuple(_named(each, seed, -1 - i) for i, each in enumerate(parsed.invalid_tool_calls)),
     )
+
+
+def _parsed(renderer: Renderer, call: ModelCall, ids: Ids, prompt_ids: Ids) -> Parsed:
+    """As the renderer reads it; as text alone where no tool may be called."""
+    if call.tool_choice != "none":
+        return renderer.parse(ids, call.tools, prompt_ids)
+    end = len(ids) - (1 if ids and ids[-1] in renderer.stop_ids else 0)
+    return Parsed(text=renderer.decode(ids[:end]), reasoning=None, tool_calls=(), invalid_tool_calls=())
 
 
 def reply_of(turn: Turn, parsed: Parsed, *, n_cached_ids: int, model_name: str) -> Reply:

@@ -90,8 +90,6 @@ class Recorder:
             while it may.
         started_at: Unix seconds.
         lost: calls whose answer was lost while the rollout might go on; one that a stop took away is none.
-        n_tool_calls: tool calls that were sampled, readable or not.
-        n_invalid_tool_calls: those of them that can't be read, name no tool or break its schema.
         unknown_tools: turn id to the names that its calls gave and no tool has, for the turns that gave any.
     """
 
@@ -119,7 +117,7 @@ class Recorder:
         self.request, self.rollout_id = request, request.rollout_id
         self.stopped: str | None = None
         self._closed = False
-        self.lost = self.n_tool_calls = self.n_invalid_tool_calls = 0
+        self.lost = 0
         self._engine, self._renderer, self._store, self._limits = engine, renderer, store, limits
         self._role_of, self._model_name, self._on_turn = role_of, model_name, on_turn
         self.unknown_tools: dict[str, tuple[str, ...]] = {}
@@ -367,7 +365,7 @@ class Recorder:
         self._spans.fail(begun.span, error)
         if self.stopped is not None and isinstance(error, Exception):
             raise RolloutStop(self.stopped) from error
-        if isinstance(error, EngineError) or not isinstance(error, Exception):
+        if isinstance(error, EngineError | CaptureError) or not isinstance(error, Exception):
             raise error
         raise EngineError(
             f"Engine {self._engine.name} failed on turn {begun.turn_id}: {type(error).__name__}: {error}. "
@@ -380,16 +378,17 @@ class Recorder:
         """Read the answer, record its Turn and give the Reply."""
         if not generation.token_ids and generation.stop_reason != "aborted":
             self._lose(begun, self._answered_nothing(begun))
-        parsed = read_answer(
-            self._renderer, begun.call, generation, prompt_ids=begun.prompt_ids, seed=begun.sampling.seed
-        )
+        try:
+            parsed = read_answer(
+                self._renderer, begun.call, generation, prompt_ids=begun.prompt_ids, seed=begun.sampling.seed
+            )
+        except CaptureError as error:
+            self._lose(begun, error)
         n_calls = len(parsed.tool_calls) + len(parsed.invalid_tool_calls)
         n_invalid = len(parsed.invalid_tool_calls) + n_misfits(parsed.tool_calls, begun.call.tools)
         turn = self._turn(begun, generation, parsed, n_calls, n_invalid)
         with self._lock:
             self._n_sampled += len(turn.response_ids)
-            self.n_tool_calls += n_calls
-            self.n_invalid_tool_calls += n_invalid
             if unknown := unknown_names(parsed.tool_calls, begun.call.tools):
                 self.unknown_tools[turn.id] = unknown
             self._conversations.answered(turn, begun.prompt, parsed.text, parsed.tool_calls, parsed.invalid_tool_calls)

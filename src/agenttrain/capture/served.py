@@ -24,7 +24,7 @@ from agenttrain.capture.conversations import Prompt, hashed, left_behind
 from agenttrain.capture.instructions import missed
 from agenttrain.capture.spans import CallSpans
 from agenttrain.capture.tool_calls import n_misfits
-from agenttrain.errors import EngineError
+from agenttrain.errors import CaptureError, EngineError
 from agenttrain.protocols import Engine, Parsed, Renderer
 from agenttrain.records import Generation, Ids, ModelCall, Reply, Sampling, Turn
 
@@ -83,6 +83,7 @@ class ServedCalls:
 
         Raises:
             EngineError: no room is left, or the engine answered nothing.
+            CaptureError: the call holds no message, or its answer can't be read.
         """
         asked = self._ask(call)
         try:
@@ -101,6 +102,8 @@ class ServedCalls:
         return self._finish(asked, generation)
 
     def _ask(self, call: ModelCall) -> _Asked:
+        if not call.messages:
+            raise CaptureError("A call came without a message, and a policy answers at least one. Give it a question.")
         self._warn(call.unsupported)
         prompt, turn_id, started_at = hashed(call), f"served-{uuid.uuid4().hex}", time.time()
         parent = self._parent(prompt)
@@ -164,10 +167,13 @@ class ServedCalls:
     def _finish(self, asked: _Asked, generation: Generation) -> Reply:
         if generation.stop_reason == "aborted" or not generation.token_ids:
             self._fail(asked, EngineError(f"Engine {self._engine.name} ended a call before it was answered."))
+        try:
+            parsed = read_answer(
+                self._renderer, asked.call, generation, prompt_ids=asked.prompt_ids, seed=asked.sampling.seed
+            )
+        except CaptureError as error:
+            self._fail(asked, error)
         self._engine.release(asked.id)
-        parsed = read_answer(
-            self._renderer, asked.call, generation, prompt_ids=asked.prompt_ids, seed=asked.sampling.seed
-        )
         turn = self._turn(asked, generation, parsed)
         self._keep(turn, asked.prompt, parsed)
         asked.spans.end(asked.span, turn, parsed, n_cached=generation.n_cached_ids)
@@ -210,7 +216,7 @@ class ServedCalls:
         """Give the call up: a consumer that has gone away needs no more tokens."""
         self._engine.release(asked.id)
         asked.spans.fail(asked.span, error)
-        if isinstance(error, EngineError) or not isinstance(error, Exception):
+        if isinstance(error, EngineError | CaptureError) or not isinstance(error, Exception):
             raise error
         raise EngineError(
             f"Engine {self._engine.name} failed while it served: {type(error).__name__}: {error}. See its log."

@@ -40,9 +40,14 @@ def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def fits_schema(value: Mapping[str, Any], schema: Mapping[str, Any]) -> bool:
-    """Whether an object fits a JSON schema; one that is no schema refuses nothing."""
+    """Whether an object fits a JSON schema; one that is no schema, or can't be applied, refuses nothing."""
     validator = _validator(json.dumps(schema, sort_keys=True, default=str))
-    return validator is None or bool(validator.is_valid(dict(value)))
+    if validator is None:
+        return True
+    try:
+        return bool(validator.is_valid(dict(value)))
+    except Exception:  # the schema is the user's: a reference to nothing or to itself, a pattern of another dialect
+        return True
 
 
 @lru_cache(maxsize=256)
