@@ -249,15 +249,16 @@ class Forecast:
 
 
 class Trainer(Protocol):
-    """Turns groups of samples into updates and publishes weights. It owns the loop and the engines that serve it.
-
-    One that trains something beside a frozen model also has `n_trained_parameters` and `adapter`, its settings, which
-    the report shows.
-    """
+    """Turns groups of samples into updates and publishes weights. It owns the loop and the engines that serve it."""
 
     name: str
     engine_name: str
     n_parameters: int
+    """Numbers in the policy."""
+    n_trained_parameters: int
+    """Numbers that may change: all of the policy's, or those of what is trained beside it."""
+    adapter: Mapping[str, Any] | None
+    """Settings of what is trained beside a frozen policy, shown by the report. None: the policy's own weights are."""
     weight_version: int
 
     def evaluate(self, requests: Sequence[RolloutRequest], on_done: OnDone | None = None) -> list[RolloutResult]:

@@ -82,6 +82,8 @@ class TrainerContract:
             assert trainer.name
             assert trainer.engine_name in [engine.name for engine in world.engines]
             assert trainer.n_parameters > 0
+            assert trainer.n_trained_parameters > 0
+            assert trainer.adapter is not None or trainer.n_trained_parameters == trainer.n_parameters
             assert trainer.weight_version == 0
 
     def test_steps_are_numbered_and_published(self, opened: Opened, world: OddOnes) -> None:

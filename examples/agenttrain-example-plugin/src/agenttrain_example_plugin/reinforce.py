@@ -35,6 +35,8 @@ class ReinforceTrainer:
         self.engine_name = self._engine.name
         self._model = AutoModelForCausalLM.from_pretrained(context.spec.model, dtype=torch.float32).eval()
         self.n_parameters = sum(parameter.numel() for parameter in self._model.parameters())
+        self.n_trained_parameters = self.n_parameters
+        self.adapter: Mapping[str, Any] | None = None
         self.weight_version = 0
         self._step = 0
 
