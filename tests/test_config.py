@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from agenttrain.config import (
     Config,
     anchored,
-    cache_folder,
     environment,
     find_file,
     parse_assignments,
@@ -323,8 +322,8 @@ def test_paths_of_a_file_are_relative_to_it(tmp_path: Path) -> None:
 
 
 def test_the_environment_is_read_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A variable or None; the cache folder follows XDG_CACHE_HOME."""
-    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    monkeypatch.delenv("AGENTTRAIN_PLUGINS", raising=False)
-    assert cache_folder() == Path("/somewhere/agenttrain")
+    """A variable or None."""
+    monkeypatch.setenv("AGENTTRAIN_PLUGINS", "mine")
+    assert environment("AGENTTRAIN_PLUGINS") == "mine"
+    monkeypatch.delenv("AGENTTRAIN_PLUGINS")
     assert environment("AGENTTRAIN_PLUGINS") is None

@@ -242,11 +242,6 @@ def set_missing(variables: Mapping[str, str]) -> list[str]:
     return missing
 
 
-def cache_folder() -> Path:
-    """The user's cache folder for agenttrain."""
-    return Path(environment("XDG_CACHE_HOME") or Path.home() / ".cache") / "agenttrain"
-
-
 def _parse(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))

@@ -11,6 +11,7 @@ import pytest
 
 from agenttrain.errors import GraphError
 from agenttrain.graph.load import load_graph, load_module, source_files
+from agenttrain.graph.models import nodes_of
 
 HEAD = """
 from langgraph.graph import START, MessagesState, StateGraph
@@ -23,7 +24,7 @@ builder.add_edge(START, "agent")
 
 def opened_nodes(target: str) -> tuple[str, ...]:
     with load_graph(target).open() as runnable:
-        return tuple(runnable.node_names)
+        return tuple(nodes_of(runnable))
 
 
 FORMS = {
@@ -258,7 +259,7 @@ def test_a_graph_goes_by_its_name_in_langgraph_json(desk_project: Any, target: s
     loaded = load_graph(target, cwd=desk_project)
     assert loaded.name == name
     with loaded.open() as runnable:
-        assert runnable.node_names == ("agent",)
+        assert nodes_of(runnable) == ["agent"]
 
 
 def test_a_name_is_sought_upward_and_before_a_folder(desk_project: Any) -> None:

@@ -19,6 +19,7 @@ from pydantic import BaseModel
 
 from agenttrain.errors import RolloutStop
 from agenttrain.graph.intercept import open_gate
+from agenttrain.graph.models import nodes_of
 from agenttrain.graph.run import rollout_loop, run_graph
 
 
@@ -324,5 +325,5 @@ def test_schemas_and_nodes_are_told(graph_of: Any, open_graph: Any) -> None:
         assert schema is not None
         assert "messages" in schema["properties"]
         assert runnable.context_schema() is None
-        assert runnable.node_names == ("agent",)
-        assert (runnable.keeps_checkpoints, runnable.keeps_store) == (False, False)
+        assert nodes_of(runnable) == ["agent"]
+        assert not runnable.keeps_checkpoints

@@ -18,7 +18,6 @@ from agenttrain.reward.status import (
     Ending,
     following,
     is_policy_failure,
-    is_retried,
     is_rewarded,
     may_succeed,
     may_train,
@@ -114,7 +113,7 @@ def test_the_table_of_what_each_status_means(
     assert is_rewarded(status) is rewarded
     assert may_train(status) is trained
     assert may_succeed(status) is succeeds
-    assert is_retried(status) is retried
+    assert STATUS_RULES[status].retried is retried
     assert STATUS_RULES[status].same_seed is same_seed
     assert STATUS_RULES[status].unfinished is unfinished
 

@@ -46,15 +46,6 @@ class RunnableGraph:
     input_keys: tuple[str, ...] = ()
     """Keys of the input. Empty: LangGraph knows none."""
 
-    @property
-    def node_names(self) -> tuple[str, ...]:
-        return tuple(name for name in self.graph.nodes if not name.startswith("__"))
-
-    @property
-    def keeps_store(self) -> bool:
-        """The graph has a LangGraph store, which its rollouts share."""
-        return self.graph.store is not None
-
     def input_schema(self) -> dict[str, Any] | None:
         """JSON schema of the input. None: LangGraph knows none."""
         return _schema(self.graph.get_input_jsonschema)

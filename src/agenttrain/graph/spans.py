@@ -1,8 +1,8 @@
-"""Tool calls of one rollout become OpenTelemetry spans and two counts.
+"""Tool calls of one rollout become OpenTelemetry spans.
 
 One `execute_tool {tool}` span per call, ended with the call. Arguments, results and the texts of errors stand on it
 only where the user asks for content. Invariant: nothing here raises into the agent, and with a tracer that doesn't
-record only the counts are kept.
+record nothing is kept.
 
 Source: OpenTelemetry semantic conventions for generative AI, "Execute tool span".
 """
@@ -38,14 +38,9 @@ class ToolSpans(BaseCallbackHandler):
     def __init__(self, tracer: Tracer, *, captures_content: bool = False) -> None:
         self._tracer, self._captures_content = tracer, captures_content
         self._spans: dict[UUID, Span] = {}
-        self.n_tool_calls = 0
-        """Calls that reached a tool; a call of a tool that doesn't exist reaches none."""
-        self.n_tool_errors = 0
-        """Tools that raised, refused their arguments, or answered with a ToolMessage of status "error"."""
 
     def on_tool_start(self, serialized: dict[str, Any] | None, input_str: str, *, run_id: UUID, **kwargs: Any) -> None:
         """Begin the span of one call."""
-        self.n_tool_calls += 1
         name = str((serialized or {}).get("name") or kwargs.get("name") or "tool")
         attributes = {names.OPERATION: "execute_tool", names.TOOL_NAME: name}
         if call_id := kwargs.get("tool_call_id"):
@@ -59,7 +54,6 @@ class ToolSpans(BaseCallbackHandler):
     def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """End it; an answer of status "error" is an error."""
         failed = getattr(output, "status", None) == "error"
-        self.n_tool_errors += failed
         if self._captures_content and run_id in self._spans:
             self._spans[run_id].set_attribute(names.TOOL_RESULT, as_json(getattr(output, "content", output)))
         self._end(run_id, "tool_error" if failed else None, "")
@@ -69,7 +63,6 @@ class ToolSpans(BaseCallbackHandler):
         if isinstance(error, (GraphBubbleUp, RolloutStop)):
             self._end(run_id, None, "")
             return
-        self.n_tool_errors += 1
         self._end(run_id, type(error).__qualname__, str(error)[:200])
 
     def close(self) -> None:

@@ -103,11 +103,6 @@ def may_succeed(status: Status) -> bool:
     return STATUS_RULES[status].may_succeed
 
 
-def is_retried(status: Status) -> bool:
-    """True when the rollout is tried again with another attempt."""
-    return STATUS_RULES[status].retried
-
-
 def following(request: RolloutRequest, status: Status) -> RolloutRequest | None:
     """The request that a place gets after one that ended so. None: it stands.
 
