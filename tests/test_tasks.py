@@ -172,6 +172,7 @@ def test_null_keys_are_left_out_keys(tmp_path: Path) -> None:
     ("row", "seen", "step"),
     [
         ("{", "tasks.jsonl:2 is not JSON", "one whole JSON object on each line"),
+        ("9" * 5000, "tasks.jsonl:2 is not JSON", "one whole JSON object on each line"),
         ([1], "tasks.jsonl:2 is a list", "a row is an object"),
         ({"id": "a", "imput": {}}, "unknown key 'imput'", "Did you mean 'input'?"),
         ({"id": "b"}, "tasks.jsonl:2 has no 'input'", "Add it"),

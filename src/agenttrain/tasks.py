@@ -186,7 +186,7 @@ def _rows(path: Path) -> Iterator[tuple[str, str, Any]]:
             where = f"{path}:{number}"
             try:
                 yield f"line {number}", where, json.loads(line)
-            except (json.JSONDecodeError, RecursionError) as error:
+            except (ValueError, RecursionError) as error:
                 raise TaskError(f"{where} is not JSON ({error}). Write one whole JSON object on each line.") from error
 
 
@@ -203,7 +203,7 @@ def _examples(text: str) -> list[Any] | None:
     """The rows of a text that is one JSON array, or one object with "examples". None: it is JSON lines."""
     try:
         whole = json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return None
     if isinstance(whole, dict) and isinstance(whole.get("examples"), list):
         whole = whole["examples"]

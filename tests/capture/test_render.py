@@ -149,16 +149,15 @@ def test_a_call_that_cant_be_read_says_why(each: Renderer, encode: Encode, body:
     assert invalid.arguments == body
 
 
-@pytest.mark.parametrize("closed", [True, False])
-def test_a_call_nested_deeper_than_python_reads_is_invalid(each: Renderer, encode: Encode, closed: bool) -> None:
-    """A policy may open any number of brackets: it is its own failure, and no error of the environment."""
-    depth = 2000
-    body = '{"name": "look_up", "arguments": {"id": ' + "[" * depth + ("]" * depth + "}}" if closed else "")
+@pytest.mark.parametrize("value", ["[" * 2000, "[" * 2000 + "]" * 2000 + "}}", "9" * 5000 + "}}"])
+def test_a_call_that_python_refuses_to_read_is_invalid(each: Renderer, encode: Encode, value: str) -> None:
+    """Any number of brackets and digits may be sampled: the policy's own failure, and no error of the environment."""
+    body = '{"name": "look_up", "arguments": {"id": ' + value
     parsed = each.parse(encode(f"<tool_call>\n{body}\n</tool_call><|im_end|>"), TOOLS)
     (call,) = parsed.invalid_tool_calls
     assert (parsed.text, parsed.tool_calls, call.name) == ("", (), None)
-    assert call.error == "The tool call is nested too deep to be read."
-    assert "[" * depth in call.arguments
+    assert call.error.startswith("The tool call can't be read: ")
+    assert value in call.arguments
 
 
 def test_good_and_bad_calls_of_one_reply_are_kept_apart(each: Renderer, encode: Encode) -> None:

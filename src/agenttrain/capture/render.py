@@ -131,8 +131,9 @@ class _Reader:
             read = self._library.parse_response(
                 list(response_ids[:end]), tools=list(tools) or None, prompt_ids=list(prompt_ids[-256:])
             )
-        except RecursionError:  # renderers 0.1.12 lets it out: a tool call nests deeper than JSON is read
-            return _nested_too_deep(self.decode(response_ids[:end]), response_ids)
+        except (RecursionError, ValueError) as error:
+            # renderers 0.1.12 lets out what json says of a call that is nested deeply, or has a number of 4301 digits.
+            return _unreadable(self.decode(response_ids[:end]), response_ids, error)
         calls, invalid = _read_calls(read.tool_calls, response_ids, cut=end is None)
         return Parsed(
             text=read.content.lstrip("\n") if read.reasoning_content else read.content or "",
@@ -408,10 +409,10 @@ def _read_calls(
     return tuple(calls), tuple(invalid)
 
 
-def _nested_too_deep(text: str, response_ids: Ids) -> Parsed:
-    """A reply with a call that nobody can read, as one such call."""
-    error = "The tool call is nested too deep to be read."
-    call = InvalidCall(id=_call_id(response_ids, 0), name=None, arguments=text, error=error)
+def _unreadable(text: str, response_ids: Ids, error: Exception) -> Parsed:
+    """A reply as one call that nobody can read."""
+    why = f"The tool call can't be read: {error}."
+    call = InvalidCall(id=_call_id(response_ids, 0), name=None, arguments=text, error=why)
     return Parsed(text="", reasoning=None, tool_calls=(), invalid_tool_calls=(call,))
 
 
