@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from agenttrain.alarms import Alarm, evaluation_alarms, step_alarms, verifier_alarms
+from agenttrain.alarms import Alarm, changed_alarms, evaluation_alarms, step_alarms, verifier_alarms
 from agenttrain.records import CallSite, Rollout, RolloutRequest, RolloutResult, Status, StepResult, Task, Turn
 
 QUIET = {
@@ -211,4 +211,17 @@ def test_replies_without_what_was_asked_are_a_note_of_an_evaluation() -> None:
     assert (note.code, note.severity, note.step) == ("asked_and_missed", "note", 0)
     assert note.message.startswith(
         "1 of 2 replies lack what their call asked for, for example tool_choice in node 'plan' (turn e#0)."
+    )
+
+
+def test_what_a_run_was_begun_with_is_told_when_it_changed() -> None:
+    """Loud where the baseline was measured by it; a graph that was mended is a note. What was never hashed is equal."""
+    before = {"graph": "a", "verifier": "b"}
+    assert changed_alarms(before, {**before, "model": None}) == []
+    (note,) = changed_alarms(before, {"graph": "c", "verifier": "b"})
+    (loud,) = changed_alarms(before, {"graph": "c", "verifier": "d"})
+    assert (note.severity, loud.severity) == ("note", "loud")
+    assert loud.message == (
+        "Not as it was when the run began: graph, verifier. The baseline was measured before that: what comes after is "
+        "not comparable with it. For a clean comparison start a new run."
     )

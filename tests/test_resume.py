@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import signal
@@ -169,6 +170,22 @@ def test_a_run_is_worked_on_by_one_process(project: Any, command: Any) -> None:
         pass
     with run.held():
         pass
+
+
+def test_a_verifier_that_changed_between_two_lives_is_told(new_project: Any) -> None:
+    """The baseline that stands was scored by another one, so that no promotion may build on the difference."""
+    project = new_project()
+    fit = [sys.executable, "-m", "agenttrain", "fit", "--json"]
+    done = subprocess.run([*fit, "graph.py", "--set", "trainer.steps=1"], cwd=project.folder, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    graph = project.folder / "graph.py"
+    graph.write_text(graph.read_text().replace("% 5 / 4", "% 3 / 2"))
+    go_on = [*fit, "--resume", project.run.id, "--set", "trainer.steps=2"]
+    done = subprocess.run(go_on, cwd=project.folder, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    told = [alarm for alarm in json.loads(done.stdout)["alarms"] if alarm["code"] == "changed_since_begun"]
+    assert [alarm["severity"] for alarm in told] == ["loud"]
+    assert told[0]["message"].startswith("Not as it was when the run began: graph, verifier. ")
 
 
 # Checkpoints

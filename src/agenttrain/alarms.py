@@ -144,6 +144,17 @@ def resume_alarms(faults: Sequence[str], step: int) -> list[Alarm]:
     ]
 
 
+def changed_alarms(before: Mapping[str, str], now: Mapping[str, str | None]) -> list[Alarm]:
+    """What is no longer what a run was begun with: by name, hashes of then and of now."""
+    changed = [name for name, value in now.items() if before.get(name) != value]
+    if not changed:
+        return []
+    text = f"Not as it was when the run began: {', '.join(changed)}. The baseline was measured before that: what comes "
+    text += "after is not comparable with it. For a clean comparison start a new run."
+    severity: Literal["note", "loud"] = "note" if changed == ["graph"] else "loud"
+    return [Alarm(code="changed_since_begun", severity=severity, step=0, message=text)]
+
+
 def plugin_alarms(observer_errors: Mapping[tuple[str, str], str]) -> list[Alarm]:
     """Observers that raised: (plugin, hook) to the first exception in words."""
     return [

@@ -17,6 +17,7 @@ from typing import Any
 from agenttrain import telemetry
 from agenttrain.alarms import (
     Alarm,
+    changed_alarms,
     evaluation_alarms,
     memory_alarms,
     plugin_alarms,
@@ -402,10 +403,11 @@ def fit(
     limit = job.config.run.memory_mib
     memory = MemoryWatch(limit * MIB if limit is not None else None)
     with run.held(), ExitStack() as stack:
-        checkpoint, life, notes = begun_again(run) if resume else (None, 0, [])
+        made_by = provenance(job)
+        checkpoint, life, notes = begun_again(run, made_by["hashes"]) if resume else (None, 0, [])
         for alarm in notes:
             watcher.alarm(alarm)
-        run.write_config(job.config.model_dump(), {**provenance(job), "life": life})
+        run.write_config(job.config.model_dump(), {**made_by, "life": life})
         stack.enter_context(telemetry.run_span("fit", run_id=run.id, graph=job.loaded.name, life=life))
         store, runner, pool = stack.enter_context(opened(job, run, must_stop=lambda: memory.trouble() is not None))
         kept = KeptRollouts()
@@ -428,18 +430,23 @@ def fit(
         return work.report(notes)
 
 
-def begun_again(run: RunFolder) -> tuple[Checkpoint | None, int, list[Alarm]]:
+def begun_again(run: RunFolder, hashes: Mapping[str, str | None]) -> tuple[Checkpoint | None, int, list[Alarm]]:
     """Take a run back to its newest whole checkpoint: that, the number of the new life, and what there is to say.
+
+    Args:
+        hashes: of what it goes on with, by name.
 
     Raises:
         RunError: a file of the store is damaged, or no checkpoint is whole.
     """
     read_store(run.rollouts).refuse_damaged()
     checkpoint, faults = newest_whole(run)
-    life = run.read_config()[1].get("life", 0) + 1
+    made_by = run.read_config()[1]
     run.drop_metrics_after(checkpoint.step if checkpoint else 0)
     run.report_json.unlink(missing_ok=True)
-    return checkpoint, life, resume_alarms(faults, checkpoint.step if checkpoint else 0)
+    notes = resume_alarms(faults, checkpoint.step if checkpoint else 0)
+    notes += changed_alarms(made_by.get("hashes", {}), hashes)
+    return checkpoint, made_by.get("life", 0) + 1, notes
 
 
 def spec_of(job: Job, run: RunFolder) -> RolloutSpec:
