@@ -407,6 +407,34 @@ def test_a_graph_file_may_hold_its_own_served_graph(tmp_path: Path, policy_folde
     assert not serving._policies
 
 
+HOOKED = """
+from agenttrain import hookimpl
+
+@hookimpl
+def agenttrain_role(site):
+    return ("auxiliary", "the judge is ours") if site.node == "judge" else None
+"""
+
+
+@pytest.mark.parametrize("served", ["served", "by_factory"])
+def test_what_the_graph_file_decides_in_training_holds_where_it_serves(
+    tmp_path: Path, policy_folder: Path, served: str
+) -> None:
+    """A graph.py with a hook that decides roles is a plugin in both."""
+    file = tmp_path / "graph.py"
+    text = NOTED.format(run=str(tmp_path)).replace('@trainable(auxiliary=["judge"])', "@trainable")
+    file.write_text(text + HOOKED)
+    (tmp_path / "policy").symlink_to(policy_folder)
+    provenance = f'[provenance]\ngraph = "{file}"\nattribute = "graph"\n'
+    (tmp_path / "config.toml").write_text(IN_PROCESS + provenance)
+    module = load_module(file)
+    try:
+        assert getattr(module, served).invoke(ASK)["messages"][-1].text == "fine"
+    finally:
+        module.served.close()
+        module.by_factory.close()
+
+
 def test_a_selector_that_cannot_be_read_is_told_at_once(policy: Path) -> None:
     with pytest.raises(RoleError, match="begins with 'nodes'"):
         agenttrain.use(policy, auxiliary=["nodes:judge"])

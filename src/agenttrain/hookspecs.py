@@ -102,7 +102,7 @@ def agenttrain_role(site: CallSite) -> tuple[Role, str] | None:
     """Decide who answers a model call and whether it is trained, with the reason; None leaves it to the others.
 
     Shape: decide. It wins over the selectors of `@trainable` and over what agenttrain would find by itself.
-    When: at each model call inside a rollout, on the thread that makes it; be quick.
+    When: at each model call inside a rollout, and where a policy serves, on the thread that makes it; be quick.
     Exception: the call fails with a PluginError that names the plugin, and so does an answer of another form; such a
         rollout is an environment failure.
 

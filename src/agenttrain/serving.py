@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from agenttrain import telemetry
@@ -23,14 +24,14 @@ from agenttrain.capture.served import ServedCalls
 from agenttrain.config import Config, environment, resolve
 from agenttrain.errors import ConfigError, ModelError, RoleError, RunError
 from agenttrain.graph.intercept import open_serving_gate, self_test, use_route
-from agenttrain.graph.load import load_graph
+from agenttrain.graph.load import load_graph, load_module
 from agenttrain.graph.roles import RoleBook
 from agenttrain.graph.served import served_graph
 from agenttrain.plugins import Plugins
 from agenttrain.protocols import Engine, EngineContext, Route
 from agenttrain.records import CallSite, ModelCall, Reply, Role
 from agenttrain.run_folder import find_run
-from agenttrain.trainable import Selector, Trainable, trainable_of
+from agenttrain.trainable import Selector, trainable_of
 
 RUNS = Path("runs")
 
@@ -301,25 +302,31 @@ def _source(run: str) -> _Source:
 
 
 def _roles(source: _Source, target: Any, auxiliary: Sequence[Selector]) -> Callable[[CallSite], tuple[Role, str]]:
-    """By the selectors of the graph's own @trainable, else of the run's; a plugin's word comes first."""
-    noted = trainable_of(target) or _noted_by(source)
+    """By the selectors of the graph's own @trainable, else of the run's; what plugins and graph.py decide comes first."""
+    noted = trainable_of(target)
+    module = _module(source, Path(noted.file) if noted is not None else None)
+    if noted is None and module is not None:
+        noted = trainable_of(getattr(module, source.attribute, None))
+    plugins = source.plugins
+    if module is not None:
+        plugins = Plugins.load(only=environment("AGENTTRAIN_PLUGINS"), graph_module=module)
     book = (
         _ServedRoles(train=noted.train, frozen=noted.frozen, auxiliary=(*auxiliary, *noted.auxiliary))
         if noted is not None
         else _ServedRoles(auxiliary=auxiliary)
     )
-    return lambda site: source.plugins.decide_role(site) or book.role(site)
+    return lambda site: plugins.decide_role(site) or book.role(site)
 
 
-def _noted_by(source: _Source) -> Trainable | None:
-    """What the run's graph.py notes, taken from the module that a server has imported where there is one."""
-    file = source.graph_file
+def _module(source: _Source, file: Path | None) -> ModuleType | None:
+    """Of the file that notes the graph, else of the run's graph.py: what a server has imported where there is one."""
+    file = file or source.graph_file
     if file is None:
         return None
     for module in list(sys.modules.values()):
         path = getattr(module, "__file__", None)
         if isinstance(path, str) and path.endswith(file.name) and Path(path).resolve() == file:
-            noted = trainable_of(getattr(module, source.attribute, None))
-            if noted is not None:
-                return noted
-    return load_graph(f"{file}:{source.attribute}").trainable if file.is_file() else None
+            return module
+    if file != source.graph_file or not file.is_file():
+        return None
+    return load_module(load_graph(f"{file}:{source.attribute}").file)
