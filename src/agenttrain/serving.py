@@ -302,7 +302,7 @@ def _source(run: str) -> _Source:
 
 
 def _roles(source: _Source, target: Any, auxiliary: Sequence[Selector]) -> Callable[[CallSite], tuple[Role, str]]:
-    """By the selectors of the graph's own @trainable, else of the run's; what plugins and graph.py decide comes first."""
+    """By the selectors of the graph's own @trainable, else of the run's; a hook's word comes first, also graph.py's."""
     noted = trainable_of(target)
     module = _module(source, Path(noted.file) if noted is not None else None)
     if noted is None and module is not None:

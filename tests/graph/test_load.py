@@ -333,6 +333,7 @@ def test_what_langgraph_json_does_not_give_is_told(
 @pytest.mark.parametrize(
     ("key", "value", "told"),
     [
+        ("dependencies", 5, r"gives dependencies as 5\. Write a list"),
         ("dependencies", ["./nowhere"], r"names the dependency './nowhere', and .*/nowhere is no folder"),
         ("env", "secrets.env", r"names env 'secrets\.env', and it can't be read \(FileNotFoundError\)"),
     ],

@@ -49,10 +49,12 @@ class Project:
         """The local folders among its dependencies, in their order.
 
         Raises:
-            GraphError: one that is written as a path and is no folder.
+            GraphError: they are no list, or one that is written as a path is no folder.
         """
-        folders = []
-        for dependency in self.tables.get("dependencies", ()):
+        folders, listed = [], self.tables.get("dependencies") or []
+        if not isinstance(listed, list):
+            raise GraphError(f'{self.path} gives dependencies as {listed!r}. Write a list: "dependencies": ["."].')
+        for dependency in listed:
             folder = (self.path.parent / str(dependency)).resolve()
             if folder.is_dir():
                 folders.append(folder)
