@@ -360,6 +360,18 @@ def test_a_rollout_that_was_begun_and_not_ended_is_seen(tmp_path: Path) -> None:
     resumed.close()
 
 
+def test_a_file_that_was_moved_away_leaves_its_number_free(tmp_path: Path) -> None:
+    """As the message on a damaged file says to do: the next one comes after all that are there."""
+    for _ in range(3):
+        SqliteStore(tmp_path).close()
+    first, *others = sorted(tmp_path.glob("*.db"))
+    first.unlink()
+    SqliteStore(tmp_path).close()
+    *before, last = sorted(tmp_path.glob("*.db"))
+    assert before == others
+    assert last.name.startswith("00003-")
+
+
 def test_the_file_that_was_made_last_counts_whatever_the_clock_said(tmp_path: Path) -> None:
     """Files are numbered; their times and the ids of their processes order nothing."""
     for logprob in (-0.1, -0.2, -0.3):

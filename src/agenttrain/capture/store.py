@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import re
 import secrets
 import sqlite3
 import threading
@@ -54,6 +55,8 @@ from agenttrain.records import (
 WAVE: Final = 4096
 """Puts that one transaction takes at most."""
 
+_NUMBERED: Final = re.compile(r"([0-9]{5})-[0-9]+-[0-9a-f]{8}\.db")
+
 Put = Callable[[], list[Row]]
 """Rows to write; made on the writer thread where the record can't change."""
 
@@ -89,8 +92,7 @@ class SqliteStore:
         Raises:
             RunError: neither can be written.
         """
-        n_there = sum(1 for _ in folder.glob("*.db"))
-        self.path = folder / f"{n_there:05d}-{os.getpid()}-{secrets.token_hex(4)}.db"
+        self.path = folder / f"{_next_number(folder):05d}-{os.getpid()}-{secrets.token_hex(4)}.db"
         self._queue: queue.SimpleQueue[Put | Future[None] | None] = queue.SimpleQueue()
         self._failure: Exception | None = None
         self._closed = False
@@ -232,6 +234,12 @@ class SqliteStore:
             self._failure = error
             if connection.in_transaction:
                 _roll_back(connection)
+
+
+def _next_number(folder: Path) -> int:
+    """One more than the highest there: a file that was moved away leaves a gap."""
+    numbers = [match[1] for file in folder.glob("*.db") if (match := _NUMBERED.fullmatch(file.name))]
+    return 1 + max(map(int, numbers), default=-1)
 
 
 def _create(path: Path) -> sqlite3.Connection:
@@ -443,7 +451,7 @@ class StoreView:
             Intent(turn_id=id, rollout_id=of, started_at=at)
             for path in self.paths()
             for id, of, at in self._rows(path, query)
-            if homes[of] == path
+            if homes.get(of) == path  # a process that is still writing may have begun it since
         ]
         return tuple(sorted(calls, key=lambda call: (call.started_at, call.turn_id)))
 
