@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What takes longer than scripts/test.sh, before a release: whole runs over several seeds, the control, killed
-# runs, and what speed and memory are held against.
+# runs, and what speed is held against.
 # Usage: scripts/test_full.sh [seeds|control|kills|benchmarks]; without a part, all of them (about 40 minutes on 2 cores).
 set -euo pipefail
 cd "$(dirname "$0")/.."
