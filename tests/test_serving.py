@@ -279,6 +279,23 @@ def test_whoever_serves_a_policy_again_finds_the_engine_that_serves_it(graph: An
     assert early.loaded is None
 
 
+def test_a_run_that_goes_on_after_the_end_loads_nothing_again(policy: Path) -> None:
+    """An engine that nobody would unload."""
+    model = ChatOpenAI(model="gpt-4o", api_key="unused", max_tokens=6)
+    builder = StateGraph(MessagesState)
+    for name in ("one", "two"):
+        builder.add_node(name, lambda state: {"messages": [model.invoke(state["messages"])]})
+    builder.set_entry_point("one")
+    builder.add_edge("one", "two")
+    served = agenttrain.attach(builder.compile(), policy)
+    chunks = served.stream(ASK, stream_mode="updates")
+    next(chunks)
+    served.close()
+    with pytest.raises(RunError, match="is not served any more: close"):
+        next(chunks)
+    assert not serving._policies
+
+
 def test_an_async_block_serves_what_is_begun_in_it(graph: Any, policy: Path) -> None:
     """Tasks and threads that copy the context."""
 

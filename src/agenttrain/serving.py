@@ -109,8 +109,14 @@ class _Policy:
         Raises:
             ModelError: the policy's files can't be used, or are not those of its run.
             PluginError: the run's engine is not installed here.
+            RunError: nobody serves it any more.
         """
         with self.lock:
+            if not self.users:
+                raise RunError(
+                    f"{self.source.policy} is not served any more: close() was called, or the block of use(RUN) has "
+                    "ended, while a run of the graph went on. Let runs end first."
+                )
             if self.calls is None:
                 self.calls = self._open()
             return self.calls

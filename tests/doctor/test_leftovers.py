@@ -53,6 +53,11 @@ def test_only_engines_without_a_run_are_orphans() -> None:
     assert [(f.where, f.fix) for f in found] == [("process 12", "kill 12")]
 
 
+def test_the_engine_of_a_containers_first_process_is_no_orphan() -> None:
+    run = Process(pid=1, parent=0, command="python -m agenttrain fit graph.py")
+    assert engine_findings([run, Process(pid=12, parent=1, command=f"python -c {SERVE} 3")]) == []
+
+
 def test_processes_are_read_with_parent_and_command() -> None:
     """A child of this one, by its arguments."""
     child = subprocess.Popen([sys.executable, "-c", "input()", "a marker"], stdin=subprocess.PIPE)

@@ -73,6 +73,7 @@ def turn_row(turn: Turn) -> Row:
 
 
 def result_rows(result: RolloutResult) -> list[Row]:
+    """(table, values) of a rollout that has ended: its result, trajectories and samples."""
     id = result.rollout.id
     body = json.dumps({"request": _plain(result.request), "rollout": _plain(result.rollout)}, default=repr)
     rows: list[Row] = [("results", (id, body))]

@@ -8,6 +8,7 @@ from pathlib import Path
 from shlex import quote
 
 from agenttrain.doctor.finding import Finding
+from agenttrain.doctor.versions import OURS
 from agenttrain.local.process import SERVE
 
 OLD_S = 3600.0
@@ -53,7 +54,13 @@ def _touched_at(path: Path, now: float) -> float:
 
 
 def engine_findings(processes: Iterable[Process]) -> list[Finding]:
-    """Engines of ours whose run is gone; they end by themselves unless something holds them."""
+    """Engines of ours whose run is gone; they end by themselves unless something holds them.
+
+    A parent with the id 1 adopted them, unless it is a run itself: the first process of a container.
+    """
+    seen = list(processes)
+    if any(process.pid == 1 and OURS in process.command for process in seen):
+        return []
     return [
         Finding(
             code="orphaned_engine",
@@ -63,7 +70,7 @@ def engine_findings(processes: Iterable[Process]) -> list[Finding]:
             accepted="none",
             fix=f"kill {process.pid}",
         )
-        for process in processes
+        for process in seen
         if SERVE in process.command and process.parent == 1
     ]
 
