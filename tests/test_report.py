@@ -156,7 +156,10 @@ def test_the_text_of_a_fit() -> None:
 def test_the_text_of_an_eval() -> None:
     """The figures of one evaluation, and how it sampled."""
     result = evaluation(successes=2, temperature=0.7)
-    assert eval_text(eval_report(FACTS, result=result, wall_s=3.0, cpu_hours=0.01, alarms=[])) == GOLDEN_EVAL
+    assert (
+        eval_text(eval_report(FACTS, result=result, wall_s=3.0, cpu_hours=0.01, gpu_hours=0.0, alarms=[]))
+        == GOLDEN_EVAL
+    )
 
 
 def test_the_keys_of_a_fits_json() -> None:
@@ -194,10 +197,13 @@ def test_the_tokens_of_the_account_are_told_as_they_are() -> None:
 
 def test_the_keys_of_an_evals_json() -> None:
     """`result` stands where a fit has `baseline` and `trained`."""
-    report = eval_report(FACTS, result=evaluation(successes=2), wall_s=3.00049, cpu_hours=0.01, alarms=[])
+    report = eval_report(
+        FACTS, result=evaluation(successes=2), wall_s=3.00049, cpu_hours=0.01, gpu_hours=0.002, alarms=[]
+    )
     assert set(report) == HEAD_KEYS | {"result", "wall_s", "cost", "alarms"}
     assert set(report["result"]) == SUMMARY_KEYS
     assert report["wall_s"] == {"total": 3.0, "evaluate": 3.0}
+    assert (report["cost"]["cpu_hours"], report["cost"]["gpu_hours"]) == (0.01, 0.002)
 
 
 def test_a_report_is_json() -> None:
@@ -225,7 +231,7 @@ def test_without_a_success_there_is_no_cost_of_one() -> None:
 def test_an_evaluation_in_which_nothing_ran_has_no_means() -> None:
     """They are shown as none, and no success is counted."""
     result = summarize([], [Task(id="t0", input={})], 1)
-    text = eval_text(eval_report(FACTS, result=result, wall_s=0.0, cpu_hours=0.0, alarms=[]))
+    text = eval_text(eval_report(FACTS, result=result, wall_s=0.0, cpu_hours=0.0, gpu_hours=0.0, alarms=[]))
     assert per_success(result) == {"tokens": None, "tool_calls": None, "seconds": None}
     assert "| success | 0 |" in text
     assert "| reward | none |" in text
@@ -305,7 +311,9 @@ def test_an_alarm_of_many_steps_is_one_line() -> None:
     ]
     steps += [(5, "loud", "gap", "Gap at 5."), (4, "loud", "gap", "Gap at 4."), (0, "note", "lost", "Lost.")]
     alarms = [{"step": s, "severity": v, "code": c, "message": m} for s, v, c, m in steps]
-    text = eval_text(eval_report(FACTS, result=evaluation(successes=2), wall_s=0.0, cpu_hours=0.0, alarms=alarms))
+    text = eval_text(
+        eval_report(FACTS, result=evaluation(successes=2), wall_s=0.0, cpu_hours=0.0, gpu_hours=0.0, alarms=alarms)
+    )
     assert text.partition("## Alarms\n")[2].splitlines() == [
         "- loud, 8 steps from 1 to 8: All rewards are 1.",
         "- note, step 3: Note.",

@@ -68,27 +68,33 @@ def evaluate(job: Job, run: RunFolder, *, watcher: Watcher) -> dict[str, Any]:
         alarms = evaluation_alarms(results) + plugin_alarms(job.plugins.observer_errors)
         for alarm in alarms:
             watcher.alarm(alarm)
-        facts = RunFacts(
-            run_id=run.id,
-            graph=job.loaded.name,
-            trainer="none",
-            engine=engine.name if engine is not None else "as-is",
-            seed=config.seed,
-            base=str(job.model) if job.model is not None else "as-is",
-            n_parameters=n_parameters(job.model) if job.model is not None else 0,
-            replaces=replaced_model(read_store(run.rollouts)),
-            n_train=len(job.train),
-            n_held_out=len(job.held_out),
-        )
+        stats = engine.stats() if engine is not None else {}
+        wall_s = time.perf_counter() - started
         report = eval_report(
-            facts,
+            _facts(job, run, engine),
             result=summary,
-            wall_s=time.perf_counter() - started,
-            cpu_hours=cpu_seconds(engine.stats() if engine is not None else {}) / 3600,
+            wall_s=wall_s,
+            cpu_hours=cpu_seconds(stats) / 3600,
+            gpu_hours=stats.get("gpus", 0.0) * wall_s / 3600,
             alarms=[alarm.as_dict() for alarm in alarms],
         )
     run.write_report(report, eval_text(report))
     return report
+
+
+def _facts(job: Job, run: RunFolder, engine: Engine | None) -> RunFacts:
+    return RunFacts(
+        run_id=run.id,
+        graph=job.loaded.name,
+        trainer="none",
+        engine=engine.name if engine is not None else "as-is",
+        seed=job.config.seed,
+        base=str(job.model) if job.model is not None else "as-is",
+        n_parameters=n_parameters(job.model) if job.model is not None else 0,
+        replaces=replaced_model(read_store(run.rollouts)),
+        n_train=len(job.train),
+        n_held_out=len(job.held_out),
+    )
 
 
 def rolled_out(

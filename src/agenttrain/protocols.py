@@ -68,7 +68,8 @@ class Engine(Protocol):
     def stats(self) -> Mapping[str, float]:
         """Counters since the start: sampled_ids, prefilled_ids, cached_ids, decode_steps, decode_rows, busy_s.
 
-        Waits until the engine is ready.
+        Of the cost: cpu_s where the engine is a process of its own, gpus that it holds. Waits until the engine is
+        ready.
 
         Raises:
             EngineError: the engine has failed and will answer no call.

@@ -70,14 +70,20 @@ def fit_report(
 
 
 def eval_report(
-    facts: RunFacts, *, result: Mapping[str, Any], wall_s: float, cpu_hours: float, alarms: Sequence[Mapping[str, Any]]
+    facts: RunFacts,
+    *,
+    result: Mapping[str, Any],
+    wall_s: float,
+    cpu_hours: float,
+    gpu_hours: float,
+    alarms: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """report.json of an eval."""
     return {
         **_head(facts),
         "result": dict(result),
         "wall_s": {"total": round(wall_s, 3), "evaluate": round(wall_s, 3)},
-        "cost": {"cpu_hours": cpu_hours, "gpu_hours": 0.0, "per_success": per_success(result)},
+        "cost": {"cpu_hours": cpu_hours, "gpu_hours": gpu_hours, "per_success": per_success(result)},
         "alarms": [dict(alarm) for alarm in alarms],
     }
 

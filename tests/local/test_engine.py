@@ -348,6 +348,7 @@ def test_calls_from_many_threads_share_passes(model_folder: Folder) -> None:
     assert stats["sampled_ids"] == 48 * 20
     assert stats["decode_rows"] == 48 * 19
     assert stats["decode_rows"] / stats["decode_steps"] > 2
+    assert stats["gpus"] == torch.cuda.is_available()
 
 
 def test_weights_of_another_folder_replace_the_models(

@@ -175,13 +175,13 @@ class LocalEngine:
         update.done.result()
 
     def stats(self) -> Mapping[str, float]:
-        """Counters since the start; the mean batch width is decode_rows / decode_steps.
+        """Counters since the start, and the GPUs held; the mean batch width is decode_rows / decode_steps.
 
         Raises:
             EngineError: the engine has failed or is closed.
         """
         self._check_open()
-        return dict(self._counts)
+        return {**self._counts, "gpus": float(self.device.type == "cuda")}
 
     def close(self) -> None:
         """End the thread and free the memory; calls in flight end as aborted. Safe to call twice."""
