@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from agenttrain.capture.store import SqliteStore, read_store
 from agenttrain.errors import RunError, SampleError
+from agenttrain.figures import UNDONE
 from agenttrain.records import (
     CallSite,
     Reward,
@@ -176,7 +177,7 @@ def test_a_step_of_an_earlier_life_that_was_undone_does_not_count(tmp_path: Path
     made = result()
     join = joined(tmp_path, made, trained=step_of(made), steps=({**STEP_1, "life": 1},))
     found = join.of_call(made.turns[0].id)
-    assert (found.step, found.reason) == (None, "dropped: no step that counts was handed it")
+    assert (found.step, found.reason) == (None, f"dropped: {UNDONE}")
 
 
 def test_a_rollout_that_has_not_ended_has_no_place_yet(tmp_path: Path) -> None:

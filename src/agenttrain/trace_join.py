@@ -14,7 +14,7 @@ from typing import Any
 
 from agenttrain.capture.store import StoreView
 from agenttrain.errors import RunError
-from agenttrain.figures import dropped_by_step, left_out
+from agenttrain.figures import why_untrained
 from agenttrain.records import (
     Rollout,
     RolloutResult,
@@ -87,10 +87,9 @@ class TraceJoin:
         Args:
             steps: rows of metrics.jsonl, which say what steps count and which weights they published.
         """
-        self._view = view
+        self._view, self._steps = view, steps
         self._versions = {row["step"]: row["weight_version"] for row in steps}
         self._lives = {row["step"]: row["life"] for row in steps}
-        self._dropped = dropped_by_step(steps)
 
     def of_call(self, id: str) -> SampledRange:
         """Where the tokens of a call stand.
@@ -162,7 +161,7 @@ class TraceJoin:
         rollout = self._view.rollout(rollout_id)
         if rollout.phase != "train":
             return f"{rollout.phase}: evaluations are not trained"
-        known = self._dropped | left_out([rollout])
+        known = why_untrained([rollout], self._steps, ())
         return f"dropped: {known.get(rollout_id, 'no step that counts was handed it')}"
 
 
