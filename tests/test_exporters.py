@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from agenttrain.errors import ConfigError
@@ -20,6 +24,9 @@ VARIABLES = ("OTEL_SDK_DISABLED", "OTEL_TRACES_EXPORTER", "OTEL_METRICS_EXPORTER
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://here"}, "otlp"),
         ({"OTEL_TRACES_EXPORTER": "", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://here"}, "otlp"),
         ({"OTEL_TRACES_EXPORTER": "otlp", "OTEL_SDK_DISABLED": "true"}, None),
+        ({"OTEL_METRICS_EXPORTER": "none"}, None),
+        ({"OTEL_METRICS_EXPORTER": "console"}, "none"),
+        ({"OTEL_METRICS_EXPORTER": "otlp", "OTEL_TRACES_EXPORTER": "none"}, "none"),
     ],
 )
 def test_what_the_variables_ask_for(
@@ -40,3 +47,25 @@ def test_an_unknown_exporter_is_refused(name: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv(name, "prometheus")
     with pytest.raises(ConfigError, match=f"{name} is 'prometheus'; agenttrain exports to console, otlp or none"):
         wanted_exporter()
+
+
+METRICS_ALONE = """
+from agenttrain import telemetry
+from agenttrain.exporters import exporting, wanted_exporter
+
+with exporting(wanted_exporter(), "run-1"):
+    with telemetry.reward_span("rollout-1") as span:
+        assert not span.is_recording()
+    telemetry.reward_event(None, score=1.0, status="completed", success=True)
+"""
+
+
+def test_metrics_go_out_without_traces() -> None:
+    """In a process of its own, since a process has one meter provider."""
+    environment = {**os.environ, **dict.fromkeys(VARIABLES, ""), "OTEL_METRICS_EXPORTER": "console"}
+    done = subprocess.run(
+        [sys.executable, "-c", METRICS_ALONE], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert '"name": "agenttrain.rollout.reward"' in done.stderr
+    assert 'agenttrain.reward"' not in done.stderr

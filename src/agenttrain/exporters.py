@@ -27,7 +27,7 @@ class Exported:
     """What a process exports to, and as which run; picklable."""
 
     exporter: str | None
-    """None: nothing is exported."""
+    """Of traces, as `wanted_exporter` gives it. None: nothing is exported."""
     run_id: str
 
 
@@ -56,8 +56,9 @@ def exporting(exporter: str | None, run_id: str) -> Iterator[None]:
 
     resource = Resource.create({"service.name": _service_name(), RUN_ID: run_id})
     tracing = TracerProvider(resource=resource)
-    tracing.add_span_processor(BatchSpanProcessor(_span_exporter(exporter)))
-    trace.set_tracer_provider(tracing)
+    if exporter != "none":
+        tracing.add_span_processor(BatchSpanProcessor(_span_exporter(exporter)))
+        trace.set_tracer_provider(tracing)
     wanted = _metrics_wanted() or exporter
     readers = [] if wanted == "none" else [PeriodicExportingMetricReader(_metric_exporter(wanted))]
     metering = MeterProvider(resource=resource, metric_readers=readers)
@@ -72,20 +73,20 @@ def exporting(exporter: str | None, run_id: str) -> Iterator[None]:
 
 
 def wanted_exporter() -> str | None:
-    """console or otlp, as OTEL_TRACES_EXPORTER or an OTLP endpoint says. None: nothing is exported.
+    """console, otlp or none for traces, as OTEL_TRACES_EXPORTER or an OTLP endpoint says.
+
+    None: nothing is exported; "none": metrics alone are.
 
     Raises:
         ConfigError: an exporter that is not known here.
     """
     if (environment("OTEL_SDK_DISABLED") or "").lower() == "true":
         return None
-    named = environment("OTEL_TRACES_EXPORTER")
-    _metrics_wanted()  # a wrong name is told before anything starts
-    if not named:
-        return "otlp" if any(environment(name) for name in ENDPOINTS) else None
-    if named not in EXPORTERS:
+    named, metrics = environment("OTEL_TRACES_EXPORTER") or None, _metrics_wanted()
+    if named not in (None, *EXPORTERS):
         raise ConfigError(f"OTEL_TRACES_EXPORTER is {named!r}; agenttrain exports to console, otlp or none.")
-    return None if named == "none" else named
+    traces = named or ("otlp" if any(environment(name) for name in ENDPOINTS) else "none")
+    return None if traces == "none" and metrics in (None, "none") else traces
 
 
 def _metrics_wanted() -> str | None:
