@@ -199,6 +199,16 @@ def test_a_selector_that_is_no_list_is_refused(name: str) -> None:
     assert refusal(**{name: answered}).endswith(f"one selector. Write a list: {name}=[answered].")
 
 
+def test_limits_and_verifiers_of_another_type_are_refused() -> None:
+    """At the decorator, and not with an AttributeError when a command starts."""
+    assert refusal(limits={"turns": 3}) == (
+        "@trainable got limits={'turns': 3}. Write limits=Limits(turns=…, tokens=…, seconds=…)."
+    )
+    assert refusal(verifiers=["answered"]) == (
+        "@trainable got verifiers=['answered']. Write verifiers={'name': (function, weight)}."
+    )
+
+
 def test_the_current_task_is_there_inside_the_block_only() -> None:
     """Blocks nest, and end also when the code in them raises."""
     outer, inner = Task(id="outer", input={}), Task(id="inner", input={})

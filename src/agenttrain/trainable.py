@@ -110,8 +110,8 @@ def trainable(
         allow_escapes: count model calls that get past the gate instead of ending the run.
 
     Raises:
-        ConfigError: both `verifier` and `verifiers`, one that can't be called or has no weight, a lone selector, or a
-            `setup` or `on_interrupt` that can't be called.
+        ConfigError: both `verifier` and `verifiers`, one that can't be called or has no weight, a lone selector, a
+            `setup` or `on_interrupt` that can't be called, or `limits` or `verifiers` of another type.
 
     Example:
         @contextmanager
@@ -139,6 +139,10 @@ def trainable(
     for name, function in (("setup", setup), ("on_interrupt", on_interrupt)):
         if function is not None and not callable(function):
             raise ConfigError(f"@trainable got {name}={function!r}. Name the function itself: {name}=…")
+    if limits is not None and not isinstance(limits, Limits):
+        raise ConfigError(f"@trainable got limits={limits!r}. Write limits=Limits(turns=…, tokens=…, seconds=…).")
+    if verifiers is not None and not isinstance(verifiers, Mapping):
+        raise ConfigError(f"@trainable got verifiers={verifiers!r}. Write verifiers={{'name': (function, weight)}}.")
     named = dict(verifiers if verifiers is not None else {})
     if verifier is not None:
         named[function_name(verifier)] = (verifier, 1.0)
