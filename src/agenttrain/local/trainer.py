@@ -80,7 +80,8 @@ class LocalTrainer:
         tasks, cursor = tasks_at(self._context.tasks, self._cursor, self._settings.tasks_per_step, self._config.seed)
         step = self._step + 1
         began = time.perf_counter()
-        results = self._context.run_rollouts(self._engine, self._requests(tasks, step), None)
+        made: list[RolloutResult] = []  # without those that an earlier life of the run had made
+        results = self._context.run_rollouts(self._engine, self._requests(tasks, step), made.append)
         rolled_out = time.perf_counter()
         taught = self._lessons(results)
         learning_rate = learning_rate_at(
@@ -97,7 +98,7 @@ class LocalTrainer:
         self._step, self._cursor = step, cursor
         figures |= {
             "rollout_s": rolled_out - began,
-            "tokens_per_s": _n_sampled(results) / max(1e-9, rolled_out - began),
+            "tokens_per_s": _n_sampled(made) / max(1e-9, rolled_out - began),
         }
         return StepResult(
             step=step,
