@@ -140,15 +140,20 @@ def adapted_layers(model: Any, targets: Sequence[str]) -> list[str]:
         targets: ends of names, such as "q_proj" or "self_attn.q_proj". Empty: all linear layers but the output head.
 
     Raises:
-        ConfigError: an end that no linear layer's name has.
+        ConfigError: an end that no linear layer's name has, or a model without any.
     """
     names = linear_layers(model)
+    if not names:
+        raise ConfigError(
+            f"trainer.adapter puts LoRA beside linear layers, and this {type(model).__name__} has none but its output "
+            'head. Train all of its weights: trainer.adapter = "none".'
+        )
     for target in targets:
         if not any(_ends_in(name, target) for name in names):
             seen = sorted({name.rpartition(".")[2] for name in names})
             raise ConfigError(
                 f"trainer.lora_targets names {target!r}, and no linear layer of this {type(model).__name__} is called "
-                f"so. Its layers: {', '.join(seen) or 'none'}. Name some of them, or leave the key out for all."
+                f"so. Its layers: {', '.join(seen)}. Name some of them, or leave the key out for all."
             )
     return [name for name in names if not targets or any(_ends_in(name, target) for target in targets)]
 
