@@ -125,7 +125,7 @@ def test_several_alarms_come_in_one_step() -> None:
         ),
         (
             {**NOTHING_TAUGHT, "reward_std": 0.0, "reward": 0.0},
-            "All rewards of this step are 0: the policy never or always gets it right. "
+            "All rewards of this step are 0: the policy never gets it right. "
             "Use easier tasks, a finer reward, or a better starting model.",
         ),
         (
@@ -201,6 +201,15 @@ def test_an_evaluation_with_places_that_have_no_result_says_so() -> None:
         "2 of 10 evaluated places have no result and count as no success, for example train-1-f0-0-0: EngineError: gone"
     )
     assert evaluation_alarms(well) == []
+
+
+def test_an_evaluation_that_was_mostly_cut_says_so() -> None:
+    """A limit that is too low makes success 0, and neither policy nor environment has failed."""
+    cut = [result_of(f"c{i}", 0, "budget_exhausted", "turns: all 1 policy calls are used") for i in range(2)]
+    (note,) = evaluation_alarms([*cut, result_of("w", 0, "completed")])
+    assert (note.code, note.severity) == ("most_cut", "note")
+    assert note.message.startswith("2 of 3 rollouts were cut by a limit, for example train-1-c0-0-0: turns: all 1")
+    assert evaluation_alarms([cut[0], result_of("w", 0, "completed")]) == []
 
 
 def test_replies_without_what_was_asked_are_a_note_of_an_evaluation() -> None:

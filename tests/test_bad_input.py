@@ -402,11 +402,11 @@ def test_too_little_disk_space(project: Any, refused: Refused) -> None:
     assert not Path("runs").exists()
 
 
-@pytest.mark.parametrize("name", ["fit", "eval"])
-def test_a_file_in_the_place_of_runs(project: Any, refused: Refused, name: str) -> None:
-    """Root may write anywhere, but not into a file."""
+@pytest.mark.parametrize("arguments", [("fit",), ("fit", "--dry-run"), ("eval",)])
+def test_a_file_in_the_place_of_runs(project: Any, refused: Refused, arguments: tuple[str, ...]) -> None:
+    """Root may write anywhere, but not into a file; a dry run tells of it too."""
     project.write("runs", "mine")
-    said = refused(name, "graph.py")
-    assert said.startswith(f"RunError: {project.folder}/runs/")
+    said = refused(*arguments, "graph.py")
+    assert said.startswith(f"RunError: runs can't be written: {project.folder}/runs is a file.")
     assert said.endswith("agenttrain writes to runs/ of the current directory: start in a folder you may write to.")
     assert Path("runs").read_text() == "mine"

@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langgraph.types import Interrupt
 from typer.main import get_command
 
 from agenttrain import plugins as plugins_module
 from agenttrain.cli import app
 from agenttrain.config import parse_assignments, resolve
+from agenttrain.graph.human import check_on_interrupt
+from agenttrain.graph.world import World, check_setup
+from agenttrain.records import Task
 from agenttrain.trainable import trainable_of
 
 ROOT = Path(__file__).parents[1]
@@ -52,15 +56,27 @@ def test_first_block_is_a_graph_that_can_be_trained(tmp_path: Path, monkeypatch:
     sys.modules.pop("my_agent", None)
 
 
+def test_the_world_and_the_human_are_taken(tmp_path: Path) -> None:
+    """The second block's functions pass the checks of the start, and the world gives a database."""
+    names: dict[str, Any] = {}
+    exec(compile(PYTHON[1], "README.md", "exec"), names)
+    check_setup(names["shop"])
+    check_on_interrupt(names["human"])
+    world = World(names["shop"], Task(id="1", input={}))
+    assert world.given.context["db"].execute("select 1").fetchone() == (1,)
+    assert world.leave(10.0) == ""
+    assert names["human"](None, Interrupt(value="Refund?", id="1")) == "yes"
+
+
 def test_serving_block_answers_with_the_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second block, beside somebody's agent and a policy, runs as it stands; what it attached answers too."""
+    """The third block, beside somebody's agent and a policy, runs as it stands; what it attached answers too."""
     (tmp_path / "my_agent.py").write_text(MY_AGENT)
     (tmp_path / "policy").symlink_to(ROOT / "examples" / "order-desk" / "policy")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     names: dict[str, Any] = {"__name__": "readme"}
     try:
-        exec(compile(PYTHON[1], "README.md", "exec"), names)
+        exec(compile(PYTHON[2], "README.md", "exec"), names)
         said = names["served"].invoke({"messages": [("user", "Where is A41?")]})["messages"][-1]
         assert said.response_metadata["model_provider"] == "agenttrain"
     finally:
@@ -73,7 +89,7 @@ def test_plugin_block_registers_its_estimator() -> None:
     import types
 
     module = types.ModuleType("readme_plugin")
-    exec(compile(PYTHON[2], "README.md", "exec"), vars(module))
+    exec(compile(PYTHON[3], "README.md", "exec"), vars(module))
     plugins = plugins_module.Plugins.load(only="")
     plugins.add(module, "readme")
     assert plugins.advantage("best")([0.0, 1.0, 0.5]) == [0.0, 1.0, 0.0]
@@ -86,7 +102,7 @@ def test_no_placeholder_is_left() -> None:
 
 def test_every_python_block_is_tested_here() -> None:
     """A new Python block needs a test of its own."""
-    assert len(PYTHON) == 3
+    assert len(PYTHON) == 4
 
 
 @pytest.mark.parametrize("line", commands_of_readme())

@@ -12,6 +12,7 @@ FACTS = RunFacts(
     run_id="order-desk-20250102-030405-ab12",
     graph="graph.py:graph",
     trainer="local",
+    algorithm="grpo",
     engine="local",
     seed=7,
     base="policies/tiny",
@@ -33,10 +34,11 @@ SUMMARY_KEYS = {
     "seconds",
     "safety_violations",
     "policy_failures",
+    "unfinished",
     "environment_failures",
     "by_slice",
 }
-HEAD_KEYS = {"run_id", "graph", "trainer", "engine", "seed", "model", "tasks"}
+HEAD_KEYS = {"run_id", "graph", "trainer", "algorithm", "engine", "seed", "model", "tasks"}
 
 
 def evaluation(*, successes: int, temperature: float = 0.0) -> dict[str, Any]:
@@ -108,6 +110,7 @@ difference is above 0.
 | invalid tool calls | 0 | 0 |
 | tokens | 50 | 50 |
 | policy failures | 0 | 0 |
+| cut by a limit | 0 | 0 |
 | environment failures | 0 | 0 |
 
 Difference in success: +0.500, 95 % interval +0.125 to +0.875 (paired bootstrap over tasks).
@@ -119,7 +122,7 @@ Difference in success: +0.500, 95 % interval +0.125 to +0.875 (paired bootstrap 
 
 ## How it was trained
 - policy: policies/tiny, 1,234,567 parameters, in place of ChatOpenAI gpt-4o-mini
-- 2 steps by the local trainer on the local engine, seed 7, 400 training tasks
+- 2 steps of grpo by the local trainer on the local engine, seed 7, 400 training tasks
 - tokens sampled 12,345 = trained 12,000 + frozen 300 + dropped 45; drifted 0
   - dropped 5: all rewards equal
   - dropped 40: status environment_failure
@@ -142,6 +145,7 @@ GOLDEN_EVAL = """\
 | invalid tool calls | 0 |
 | tokens | 50 |
 | policy failures | 0 |
+| cut by a limit | 0 |
 | environment failures | 0 |
 
 No alarms.

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from agenttrain.memory import Growth
+from agenttrain.promotion.summary import CUT
 from agenttrain.records import NOT_LEFT, RolloutResult, StepResult
 from agenttrain.reward.status import may_train
 
@@ -100,7 +101,19 @@ def evaluation_alarms(results: Sequence[RolloutResult]) -> list[Alarm]:
         text += f"{lost[0].rollout.id}: {lost[0].rollout.cause}"
         severity: Literal["note", "loud"] = "loud" if len(lost) > ENVIRONMENT_FAILURE_SHARE * len(results) else "note"
         found.append(Alarm(code="evaluation_incomplete", severity=severity, step=0, message=text))
-    return found + _missed_alarms(results)
+    return found + _cut_alarms(results) + _missed_alarms(results)
+
+
+def _cut_alarms(results: Sequence[RolloutResult]) -> list[Alarm]:
+    """Most rollouts ran out of turns, tokens or seconds."""
+    cut = [result.rollout for result in results if result.rollout.status in CUT]
+    if 2 * len(cut) <= len(results):
+        return []
+    text = (
+        f"{len(cut)} of {len(results)} rollouts were cut by a limit, for example {cut[0].id}: {cut[0].cause}. "
+        "Where the agent needs more, raise it in [limits]."
+    )
+    return [Alarm(code="most_cut", severity="note", step=0, message=text)]
 
 
 def _missed_alarms(results: Sequence[RolloutResult]) -> list[Alarm]:
@@ -176,7 +189,8 @@ def _teaching(step: int, metrics: Mapping[str, float]) -> list[Alarm]:
             Alarm(code="all_succeed", severity="note", step=step, message="Every rollout succeeded: nothing to learn.")
         ]
     if metrics.get("reward_std", 1.0) < EQUAL_REWARDS and metrics.get("groups", 0.0) > 0:
-        text = f"All rewards of this step are {metrics['reward']:g}: the policy never or always gets it right."
+        how = "never" if metrics["reward"] <= 0 else "always or never"
+        text = f"All rewards of this step are {metrics['reward']:g}: the policy {how} gets it right."
         return [
             _loud("all_rewards_equal", step, text + " Use easier tasks, a finer reward, or a better starting model.")
         ]

@@ -120,7 +120,8 @@ def refuse_without_reward(results: Sequence[RolloutResult]) -> None:
     Raises:
         TrainerError: no rollout of the baseline has a reward; it tells the commonest cause.
     """
-    causes = Counter(result.rollout.cause for result in results if result.rollout.reward is None)
+    lost = [result.rollout for result in results if result.rollout.reward is None]
+    causes = Counter(rollout.cause.replace(repr(rollout.task_id), "…") for rollout in lost)
     if results and sum(causes.values()) == len(results):
         cause, n = causes.most_common(1)[0]
         raise TrainerError(

@@ -373,6 +373,7 @@ class Fit:
             run_id=self.run.id,
             graph=job.loaded.name,
             trainer=self.trainer.name,
+            algorithm=job.config.trainer.algorithm,
             engine=self.trainer.engine_name,
             seed=job.config.seed,
             base=str(job.model),

@@ -31,6 +31,8 @@ class RunFacts:
     n_held_out: int
     n_trained_parameters: int | None = None
     """None: nothing is trained."""
+    algorithm: str | None = None
+    """None: nothing is trained."""
     adapter: Mapping[str, Any] | None = None
     """Settings of what is trained beside a frozen base. None: the model's own weights are."""
 
@@ -131,7 +133,8 @@ def fit_text(report: Mapping[str, Any]) -> str:
         f"- policy: {report['model']['base']}, {report['model']['parameters']:,} parameters"
         f"{_trained(report['model'])}, "
         f"in place of {report['model']['replaces']}",
-        f"- {report['steps']} steps by the {report['trainer']} trainer on the {report['engine']} engine, "
+        f"- {report['steps']} steps of {report['algorithm']} by the {report['trainer']} trainer "
+        f"on the {report['engine']} engine, "
         f"seed {report['seed']}, {report['tasks']['train']} training tasks{_in_lives(report['lives'])}",
         f"- tokens sampled {tokens['sampled']:,} = trained {tokens['trained']:,} + frozen {tokens['frozen']:,} "
         f"+ dropped {tokens['dropped']:,}; drifted {tokens['drifted']}",
@@ -182,6 +185,7 @@ _SHOWN = (
     ("invalid_tool_calls", "invalid tool calls"),
     ("tokens", "tokens"),
     ("policy_failures", "policy failures"),
+    ("unfinished", "cut by a limit"),
     ("environment_failures", "environment failures"),
 )
 
@@ -191,6 +195,7 @@ def _head(facts: RunFacts) -> dict[str, Any]:
         "run_id": facts.run_id,
         "graph": facts.graph,
         "trainer": facts.trainer,
+        **({} if facts.algorithm is None else {"algorithm": facts.algorithm}),
         "engine": facts.engine,
         "seed": facts.seed,
         "model": _model(facts),

@@ -185,17 +185,31 @@ def new_run(root: Path, name: str, *, n_bytes: int = 0) -> RunFolder:
         RunError: the folder can't be made, or the disk has too little room.
     """
     path = root.absolute() / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    check_place(root, n_bytes=n_bytes)
     try:
-        there = next(folder for folder in path.parents if folder.exists())
-        check_room(there, n_bytes + SPARE_BYTES)
         root.mkdir(parents=True, exist_ok=True)
         for folder in (path, path / "rollouts", path / "checkpoints"):
             folder.mkdir()
-    except RunError:
-        raise
     except OSError as error:
         raise RunError(_cant_write(path, error)) from error
     return RunFolder(path)
+
+
+def check_place(root: Path, *, n_bytes: int = 0) -> None:
+    """Refuse, before anything starts, a place where no run can be written.
+
+    Args:
+        n_bytes: what the run will write besides its rollouts.
+
+    Raises:
+        RunError: the place is no folder or may not be written, or the disk has too little room.
+    """
+    there = next(path for path in (root.absolute(), *root.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise RunError(_cant_write(root, NotADirectoryError(errno.ENOTDIR, f"{there} is a file")))
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise RunError(_cant_write(root, PermissionError(errno.EACCES, f"{there} may not be written to")))
+    check_room(there, n_bytes + SPARE_BYTES)
 
 
 def check_room(folder: Path, n_bytes: int) -> None:

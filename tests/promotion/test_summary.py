@@ -64,9 +64,15 @@ def test_the_keys_and_numbers_of_a_report() -> None:
         "seconds": 3.0,
         "safety_violations": None,
         "policy_failures": 1,
+        "unfinished": 0,
         "environment_failures": 1,
         "by_slice": {"kind": {"x": {"tasks": 1, "success": 0.5}, "y": {"tasks": 1, "success": 0.5}}},
     }
+
+
+def test_rollouts_that_ran_out_of_something_are_counted() -> None:
+    cut = [rollout("a", status="budget_exhausted"), rollout("b", status="truncated"), rollout("c")]
+    assert summarize(cut, tasks({}, {}, {}), 1)["unfinished"] == 2
 
 
 def test_a_place_that_was_never_run_counts_as_no_success() -> None:

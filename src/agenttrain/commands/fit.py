@@ -53,7 +53,7 @@ def fit_command(
     from agenttrain.fit import RunStopped, fit
     from agenttrain.forecast import forecast
     from agenttrain.prepare import prepare
-    from agenttrain.run_folder import find_run, new_run
+    from agenttrain.run_folder import check_place, find_run, new_run
 
     flags = flag_tables(set_, model=model, tasks=tasks, seed=seed, trainer__name=trainer, engine__name=engine)
     run, saved = None, None
@@ -69,6 +69,8 @@ def fit_command(
     needed = forecast(job)
     if needed is not None:
         job = replace(job, notes=(*job.notes, *needed.notes))
+    if run is None:
+        check_place(RUNS, n_bytes=needed.disk_bytes if needed is not None else 0)
     if dry_run:
         print_plan(job, needed, as_json=json)
         return

@@ -23,7 +23,8 @@ def call_with(
     Raises:
         GraphError: an argument that nothing fills.
 
-    Example: `def shop(order)` with values {"task": task} and positional ("task",) -> shop(task)
+    Example: `def shop(order)` with values {"task": task} and positional ("task",) -> shop(task); `*args` alone gets
+    the positional ones, `**named` every one.
     """
     by_position, by_keyword = _names(function, tuple(values), tuple(positional), what)
     args = [values[name] for name in by_position]
@@ -58,10 +59,13 @@ def _names(
     if unknown:
         return positional, ()
     known = [p for p in named if p.name in names]
-    return (
-        tuple(p.name for p in known if p.kind is p.POSITIONAL_ONLY),
-        tuple(p.name for p in known if p.kind is not p.POSITIONAL_ONLY),
-    )
+    kinds = {p.kind for p in parameters}
+    if not named and inspect.Parameter.VAR_POSITIONAL in kinds:
+        return positional, ()
+    by_position = tuple(p.name for p in known if p.kind is p.POSITIONAL_ONLY)
+    if inspect.Parameter.VAR_KEYWORD in kinds:
+        return by_position, tuple(name for name in names if name not in by_position)
+    return by_position, tuple(p.name for p in known if p.kind is not p.POSITIONAL_ONLY)
 
 
 def _stand_for(required: Sequence[inspect.Parameter], positional: Sequence[str], names: Sequence[str]) -> bool:

@@ -17,6 +17,8 @@ MOST_SLICES = 20
 """A metadata key with more values than this is not sliced by."""
 NO_REWARD: tuple[Status, ...] = ("environment_failure", "aborted", "incomplete")
 """Statuses of a place that gave no reward, counted as `environment_failures`."""
+CUT: tuple[Status, ...] = ("truncated", "budget_exhausted")
+"""Statuses of a rollout that ran out of something, counted as `unfinished`."""
 
 
 def summarize(
@@ -54,6 +56,7 @@ def summarize(
         "seconds": _mean(rollout.seconds for rollout in finished),
         "safety_violations": None,
         "policy_failures": sum(rollout.status == "policy_failure" for rollout in finished),
+        "unfinished": sum(rollout.status in CUT for rollout in finished),
         "environment_failures": sum(rollout.status in NO_REWARD for rollout in finished),
         "by_slice": by_slice(finished, tasks, repeats),
     }
