@@ -519,6 +519,7 @@ def test_a_disk_that_fills(
     assert done.json["steps"] == 4
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_can_not_be_written(project: Any, command: Any) -> None:
     """Files may grow to 4 MiB only, and a checkpoint takes more: one clear error, and no half checkpoint is left."""
     limited = """
@@ -666,6 +667,7 @@ def fit_of(project: Any, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=project.folder, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_a_graph_that_leaks_memory(new_project: Any, command: Any) -> None:
     """The run says that memory grows; before its limit it saves and ends, and a new process goes on."""
     project = new_project(LEAKS.format(n_bytes=8 * 2**20))
@@ -796,6 +798,7 @@ graph = trainable(builder, model=POLICY, tasks="tasks.jsonl", verifier=kills)
 """
 
 
+@pytest.mark.slow
 def test_an_engine_whose_process_is_killed_in_a_step(new_project: Any) -> None:
     """One error with the signal's name and the way on; what had ended before it is kept."""
     project = new_project(KILLS_ENGINE, decorated="")

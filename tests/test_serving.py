@@ -139,6 +139,7 @@ DESK_TASKS = [
 ]
 
 
+@pytest.mark.slow
 def test_a_policy_folder_serves_without_a_run(graph: Any, policy_folder: Path) -> None:
     """From a process of its own, which ends with the block."""
     with agenttrain.use(policy_folder):

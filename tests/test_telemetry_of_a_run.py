@@ -317,6 +317,7 @@ def test_rollouts_rebuilt_in_another_process_are_linked_to_the_run(
     assert agent.parent is None
 
 
+@pytest.mark.slow
 def test_the_console_exporter_leaves_standard_output_alone(project: Any) -> None:
     """Spans and metrics go to standard error, and standard output stays one JSON object."""
     command = [sys.executable, "-m", "agenttrain", "eval", "graph.py", "--json"]

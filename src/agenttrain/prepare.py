@@ -196,7 +196,7 @@ def _no_folder_text(path: Path) -> str:
     """What is said of a name that can only be meant as a path."""
     if not path.parent.is_dir():
         return f"{path} is no folder: {path.parent} isn't there either. Name the folder of a Hugging Face model."
-    near = sorted(folder.name for folder in path.parent.iterdir() if folder.is_dir())
+    near = sorted(f.name for f in path.parent.iterdir() if f.is_dir() and not f.name.startswith((".", "_")))
     close = difflib.get_close_matches(path.name, near, n=1)
     hint = f"Did you mean {str(path.parent / close[0])!r}?" if close else "Name the folder of a Hugging Face model."
     return f"{path} is no folder. Folders in {path.parent}: {', '.join(near[:8]) or 'none'}. {hint}"

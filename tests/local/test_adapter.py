@@ -117,6 +117,7 @@ def test_what_is_published_is_the_base_merged_as_peft_merges_it(architecture: st
         assert float((layer.base_layer.weight - weight).abs().max()) <= 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("process", ["shared", "own"])
 def test_an_engine_takes_the_adapted_layers_alone(process: str, model_folder: Folder) -> None:
     """The others stay as they were, in an engine of this process and in one of its own."""
@@ -254,6 +255,7 @@ print([name for name in sys.modules if name.split(".")[0] == "peft"])
 """
 
 
+@pytest.mark.slow
 def test_without_an_adapter_peft_is_not_imported(model_folder: Folder, tmp_path: Path) -> None:
     """It takes seconds."""
     command = [sys.executable, "-c", NO_PEFT, str(model_folder("qwen3")), str(tmp_path / "policy")]

@@ -124,6 +124,7 @@ def test_a_model_that_cannot_be_loaded_is_told_at_first_use(tmp_path: Path) -> N
     engine.close()
 
 
+@pytest.mark.slow
 def test_no_engine_outlives_its_owner(model_folder: Folder) -> None:
     """The owner is killed with SIGKILL: the engine's process sees its socket close, and ends."""
     owner = (
