@@ -80,7 +80,7 @@ class Progress:
     def step_done(self, row: Mapping[str, Any], n_steps: int, seconds_left: float) -> None:
         reward = "none" if row["reward"] is None else f"{row['reward']:.3f} ± {row.get('reward_std') or 0:.3f}"
         groups = f"groups that teach {row.get('groups_trained', 0):.0f}/{row.get('groups', 0):.0f}"
-        speed = row.get("tokens_per_s", 0.0)
+        speed = row.get("tokens_per_s", 0.0) * row.get("rollout_s", 0.0) / max(row["wall_s"], 1e-9)
         self._say(
             f"step {row['step']:>3}/{n_steps}  reward {reward}  {groups}  "
             f"{speed:,.0f} tokens/s  {_duration(seconds_left)} left"
