@@ -280,7 +280,9 @@ class TestIt(TrainerContract):
         return faults.{fault.__name__}
 """
     )
-    code = pytest.main(["-q", "-p", "no:cacheprovider", str(test_file), "-k", TRAINER_FAULTS[fault]])
+    code = pytest.main(
+        ["-q", "-p", "no:cacheprovider", "-p", "no:asyncio", str(test_file), "-k", TRAINER_FAULTS[fault]]
+    )
     assert code == pytest.ExitCode.TESTS_FAILED
 
 
