@@ -407,6 +407,6 @@ def test_a_file_in_the_place_of_runs(project: Any, refused: Refused, arguments: 
     """Root may write anywhere, but not into a file; a dry run tells of it too."""
     project.write("runs", "mine")
     said = refused(*arguments, "graph.py")
-    assert said.startswith(f"RunError: runs can't be written: {project.folder}/runs is a file.")
+    assert said.startswith(f"RunError: {project.folder}/runs can't be written: Not a directory.")
     assert said.endswith("agenttrain writes to runs/ of the current directory: start in a folder you may write to.")
     assert Path("runs").read_text() == "mine"

@@ -286,7 +286,7 @@ def test_stop_on_alarm_saves_and_ends(new_project: Any, command: Any) -> None:
     )
     done = command("fit", "graph.py", "--stop-on-alarm")
     assert (done.code, done.out) == (1, "")
-    assert "loud: All rewards of this step are 0: the policy never or always gets it right." in done.err
+    assert "loud: All rewards of this step are 0: the policy never gets it right." in done.err
     resume = f"a loud alarm, and --stop-on-alarm was given. Saved; go on with: agenttrain fit --resume {project.run.id}"
     assert done.err.endswith(f"{resume}\n")
     assert [step for step, _ in project.run.checkpoint_folders()] == [1]

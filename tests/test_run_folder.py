@@ -70,9 +70,9 @@ def test_a_new_run_stays_where_it_was_made(tmp_path: Path, monkeypatch: pytest.M
 def test_a_file_in_the_place_of_runs_is_refused(tmp_path: Path) -> None:
     """The path, what the system said, and where to start instead."""
     (tmp_path / "runs").write_text("not a folder")
-    with pytest.raises(RunError, match=r"runs can't be written: .*runs is a file\. .*start in a folder"):
+    with pytest.raises(RunError, match=r"runs can't be written: Not a directory\. .*start in a folder"):
         new_run(tmp_path / "runs", "graph")
-    with pytest.raises(RunError, match=r"deeper can't be written: .*runs is a file"):
+    with pytest.raises(RunError, match=r"deeper can't be written: Not a directory"):
         new_run(tmp_path / "runs" / "deeper", "graph")
 
 

@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import shutil
+import tempfile
 import time
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -205,10 +206,11 @@ def check_place(root: Path, *, n_bytes: int = 0) -> None:
         RunError: the place is no folder or may not be written, or the disk has too little room.
     """
     there = next(path for path in (root.absolute(), *root.absolute().parents) if path.exists())
-    if not there.is_dir():
-        raise RunError(_cant_write(root, NotADirectoryError(errno.ENOTDIR, f"{there} is a file")))
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise RunError(_cant_write(root, PermissionError(errno.EACCES, f"{there} may not be written to")))
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise RunError(_cant_write(root.absolute(), error)) from error
     check_room(there, n_bytes + SPARE_BYTES)
 
 
