@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -102,3 +103,5 @@ def test_growth_is_loud_when_memory_will_not_last() -> None:
     )
     assert loud.message == f"{note.message} At this rate it lasts for 10 of the 11 steps to go."
     assert memory_alarms(None, 5, steps_to_go=9) == []
+    assert memory_alarms(growth, 5, steps_to_go=0) == []
+    assert memory_alarms(replace(growth, steps_left=91.0), 5, steps_to_go=9) == []

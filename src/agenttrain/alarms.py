@@ -132,8 +132,11 @@ def _missed_alarms(results: Sequence[RolloutResult]) -> list[Alarm]:
 
 
 def memory_alarms(growth: Growth | None, step: int, *, steps_to_go: int) -> list[Alarm]:
-    """That memory grows from step to step; loud when there will not be enough of it for the steps to go."""
-    if growth is None:
+    """That memory grows from step to step; loud when there will not be enough of it for the steps to go.
+
+    Growth that would take under a tenth of what is left is what buffers and caches do, and no alarm.
+    """
+    if growth is None or growth.steps_left > 10 * steps_to_go:
         return []
     text = f"Memory grows: {growth.mib:,.0f} MiB over the last steps, {growth.mib_per_rollout:.2f} MiB a rollout. "
     text += "Does the graph keep what it should let go?"
