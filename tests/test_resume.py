@@ -177,6 +177,7 @@ def test_a_run_is_worked_on_by_one_process(project: Any, command: Any) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_a_verifier_that_changed_between_two_lives_is_told(new_project: Any) -> None:
     """The baseline that stands was scored by another one, so that no promotion may build on the difference."""
     project = new_project()

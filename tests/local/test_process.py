@@ -65,6 +65,7 @@ def test_answers_as_the_engine_in_this_process(engine: ProcessEngine, model_fold
     here.close()
 
 
+@pytest.mark.slow
 def test_new_weights_are_taken_and_a_wrong_shape_is_refused(engine: ProcessEngine, model_folder: Folder) -> None:
     """The version of an answer is the one that was published last; a refused update changes nothing."""
     other = LocalEngine(model_folder("qwen3"))
@@ -86,6 +87,7 @@ def test_a_prompt_that_cannot_be_answered_fails_its_own_future_only(engine: Proc
     assert len(engine.generate(PROMPTS[0], sampling(), session="b").result().token_ids) == 8
 
 
+@pytest.mark.slow
 def test_closing_aborts_calls_in_flight_and_ends_the_process(model_folder: Folder) -> None:
     """A call under way ends as aborted with what it had; the process is gone; closing twice is fine."""
     engine = ProcessEngine(context(model_folder("qwen3")))
