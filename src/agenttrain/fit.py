@@ -169,8 +169,12 @@ class Fit:
             if on_done is not None:
                 on_done(result)
 
+        def made(still: list[RolloutRequest]) -> list[RolloutResult]:
+            self.account.write_when_due()  # before the first of them: a life that is killed in it has an entry
+            return rolled_out(self.pool, engine, still, noted)
+
         try:
-            return self._completed(requests, lambda still: rolled_out(self.pool, engine, still, noted))
+            return self._completed(requests, made)
         except EngineError as error:
             raise EngineError(f"{error} Checkpoints stand: agenttrain fit --resume {self.run.id}.") from error
 
