@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from agenttrain.memory import Growth
 from agenttrain.promotion.summary import CUT
+from agenttrain.protocols import Engine, TellsNews
 from agenttrain.records import NOT_LEFT, RolloutResult, StepResult
 from agenttrain.reward.status import may_train
 
@@ -34,6 +35,12 @@ class Alarm:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def engine_alarms(engine: Engine | None, step: int) -> list[Alarm]:
+    """What an engine has to say of itself since it was last asked, as notes."""
+    said: Sequence[str] = engine.news() if isinstance(engine, TellsNews) else ()
+    return [Alarm(code="engine", severity="note", step=step, message=news) for news in said]
 
 
 def step_alarms(step: StepResult, *, baseline_tool_calls: float) -> list[Alarm]:

@@ -12,13 +12,15 @@ import os
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agenttrain.errors import ConfigError
 
 FILE_NAMES = ("agenttrain.toml", "pyproject.toml")
+
+T = TypeVar("T", bound="Table")
 
 
 class Table(BaseModel):
@@ -168,6 +170,36 @@ def resolve(*layers: tuple[str, Mapping[str, Any]], plugin_tables: Iterable[str]
         return Config(**merged, plugins=plugins)
     except ValidationError as error:
         raise ConfigError(_first_misfit(error, written)) from None
+
+
+def plugin_table(model: type[T], plugin: str, config: Config) -> T:
+    """A plugin's own table of a configuration, checked.
+
+    Args:
+        model: what it may hold.
+        plugin: its name, which the table has too.
+
+    Raises:
+        ConfigError: an unknown key, or a value of a wrong type or range.
+
+    Example: plugin_table(SglangTable, "sglang", config).replicas -> 1
+    """
+    table = config.plugins.get(plugin, {})
+    written = _written(table, f"{plugin}.", "the configuration")
+    _refuse_unknown(model, table, written, set(), f"{plugin}.")
+    try:
+        return model(**table)
+    except ValidationError as error:
+        raise ConfigError(_first_misfit(error, written, f"{plugin}.")) from None
+
+
+def _written(table: Mapping[str, Any], path: str, where: str) -> dict[str, str]:
+    """Every key of nested tables to where it was written."""
+    names = {f"{path}{key}": where for key in table}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            names |= _written(value, f"{path}{key}.", where)
+    return names
 
 
 def find_file(start: Path) -> Path | None:
@@ -342,8 +374,8 @@ def _all_keys(model: type[BaseModel] = Config, path: str = "") -> list[str]:
     return keys
 
 
-def _first_misfit(error: ValidationError, written: Mapping[str, str]) -> str:
+def _first_misfit(error: ValidationError, written: Mapping[str, str], path: str = "") -> str:
     first = error.errors()[0]
-    name = ".".join(str(part) for part in first["loc"])
+    name = path + ".".join(str(part) for part in first["loc"])
     where = written.get(name, "the configuration")
     return f"{name} in {where} is {first['input']!r}: {first['msg'].lower()}. Change it there."

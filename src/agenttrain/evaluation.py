@@ -52,7 +52,8 @@ def evaluate(job: Job, run: RunFolder, *, watcher: Watcher) -> dict[str, Any]:
     with span, opened(job, run) as (store, runner, pool), ExitStack() as stack:
         engine = None
         if job.model is not None:
-            engine = job.plugins.engine(config.engine.name)(EngineContext(config=config, model=str(job.model)))
+            context = EngineContext(config=config, model=str(job.model), run_dir=run.path)
+            engine = job.plugins.engine(config.engine.name)(context)
             stack.callback(engine.close)
         requests = evaluation_requests(job.held_out, "eval", config.eval.repeats, config.eval.temperature, config.seed)
         watcher.began("eval", len(requests))

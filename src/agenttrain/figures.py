@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from agenttrain.capture.store import StoreView
@@ -86,6 +86,14 @@ def cpu_seconds(engine_stats: Mapping[str, float]) -> float:
     times = os.times()
     mine = times.user + times.system + times.children_user + times.children_system
     return mine + engine_stats.get("cpu_s", 0.0)
+
+
+def summed(tables: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Each key's sum over the tables that have it."""
+    sums: dict[str, float] = {}
+    for table in tables:
+        sums |= {name: sums.get(name, 0.0) + value for name, value in table.items()}
+    return sums
 
 
 def replaced_model(view: StoreView) -> str:

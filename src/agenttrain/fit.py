@@ -18,6 +18,7 @@ from agenttrain import telemetry
 from agenttrain.alarms import (
     Alarm,
     changed_alarms,
+    engine_alarms,
     evaluation_alarms,
     memory_alarms,
     plugin_alarms,
@@ -42,6 +43,7 @@ from agenttrain.evaluation import (
 from agenttrain.figures import (
     replaced_model,
     rollout_metrics,
+    summed,
     token_table,
     wall_seconds,
 )
@@ -59,6 +61,13 @@ from agenttrain.run_folder import RunFolder
 from agenttrain.sample.staleness import staleness_metrics, step_staleness
 from agenttrain.trace_join import trained_by_group
 from agenttrain.trainer.algorithms import chosen
+
+SEEDS = {
+    True: "per token",
+    False: "none: the engine draws by itself",
+    None: "per call, where the engine takes one",
+}
+"""How a rollout's seed reaches the engine, by `takes_seeds`."""
 
 
 class RunStopped(Exception):
@@ -94,6 +103,8 @@ class Fit:
     """How often the run has been started: 0, then one more per resume."""
     resumed_from: Checkpoint | None = None
     trainer: Trainer = field(init=False)
+    engine: Engine | None = None
+    """The one that the trainer opened last. None: it has engines of its own."""
     account: LifeAccount = field(init=False)
     first_version: int = 0
     """Of the weights that this life began to train."""
@@ -156,7 +167,9 @@ class Fit:
 
     def _open_engine(self) -> Engine:
         job = self.job
-        return job.plugins.engine(job.config.engine.name)(EngineContext(config=job.config, model=str(job.model)))
+        context = EngineContext(config=job.config, model=str(job.model), run_dir=self.run.path)
+        self.engine = job.plugins.engine(job.config.engine.name)(context)
+        return self.engine
 
     def _run_rollouts(
         self, engine: Engine, requests: Sequence[RolloutRequest], on_done: OnDone | None
@@ -222,6 +235,9 @@ class Fit:
         for alarm in evaluation_alarms(results):
             self.evaluation_alarms.append(alarm)
             self.watcher.alarm(alarm)
+        for alarm in engine_alarms(self.engine, step=0):
+            self.account.alarms.append(alarm)
+            self.watcher.alarm(alarm)
         return summary
 
     def _summary(self, rollouts: Sequence[Any]) -> dict[str, Any]:
@@ -262,6 +278,7 @@ class Fit:
         alarms = step_alarms(merged, baseline_tool_calls=baseline["tool_calls"])
         alarms += verifier_alarms(self.step_rollouts, step.step)
         alarms += world_alarms(self.step_rollouts, step.step)
+        alarms += engine_alarms(self.engine, step.step)
         alarms += memory_alarms(self.memory.after_step(len(self.step_rollouts)), step.step, steps_to_go=left)
         row = {
             "step": step.step,
@@ -341,7 +358,7 @@ class Fit:
     def _write_report(self, baseline: Mapping[str, Any], trained: Mapping[str, Any]) -> dict[str, Any]:
         self.account.alarms += plugin_alarms(self.job.plugins.observer_errors)
         self.account.write()
-        config, rows, lives = self.job.config, self.run.metrics(), self.run.lives()
+        rows, lives = self.run.metrics(), self.run.lives()
         view = read_store(self.run.rollouts)
         difference = paired_difference(self._successes(view, "baseline"), self._successes(view, "held_out"))
         report = fit_report(
@@ -361,7 +378,8 @@ class Fit:
                 *(alarm for life in lives for alarm in life["alarms"]),
             ],
         )
-        report["seeds"] = "per token" if config.engine.name == "local" else "per call, where the engine takes one"
+        report["seeds"] = SEEDS[getattr(self.engine, "takes_seeds", None)]
+        report["engine_counts"] = summed(life.get("engine", {}) for life in lives)
         self.run.write_report(report, fit_text(report))
         return report
 

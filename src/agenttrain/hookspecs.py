@@ -16,28 +16,57 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from agenttrain.markers import hookspec
-from agenttrain.protocols import AdvantageEstimator, EngineFactory, Forecaster, TrainerFactory
+from agenttrain.protocols import AdvantageEstimator, EngineCheck, EngineFactory, Forecaster, TrainerFactory
 from agenttrain.records import CallSite, Role, RolloutResult, StepResult, Turn
 
 if TYPE_CHECKING:
     import typer
 
-RegisterEngine = Callable[[str, EngineFactory], None]
+    from agenttrain.config import Table
+
+Settings = Callable[[], "type[Table]"]
+"""Gives the pydantic model of a plugin's own table; called when that is wanted, so that loading imports no pydantic."""
+
 RegisterAdvantages = Callable[[str, AdvantageEstimator], None]
 
 
-class RegisterTrainer(Protocol):
-    """Takes a name and a factory; and a forecast of memory and disk, where the trainer can tell."""
+class RegisterEngine(Protocol):
+    """Takes a name and a factory; what the plugin's table may hold; and a check of what would keep it from working."""
 
-    def __call__(self, name: str, factory: TrainerFactory, *, forecast: Forecaster | None = None) -> None: ...
+    def __call__(
+        self,
+        name: str,
+        factory: EngineFactory,
+        *,
+        settings: Settings | None = None,
+        check: EngineCheck | None = None,
+    ) -> None: ...
+
+
+class RegisterTrainer(Protocol):
+    """Takes a name and a factory; what the plugin's table may hold; and a forecast of memory and disk."""
+
+    def __call__(
+        self,
+        name: str,
+        factory: TrainerFactory,
+        *,
+        settings: Settings | None = None,
+        forecast: Forecaster | None = None,
+    ) -> None: ...
 
 
 @hookspec
 def agenttrain_register_engines(register: RegisterEngine) -> None:
     """Register engines, the programs that answer token ids for the policy.
 
+    With `settings=`, a function that gives a subclass of agenttrain.config.Table, the plugin's own table is checked as
+    ours are, and `agenttrain.config.plugin_table` reads it in the factory. With `check=`, a function from EngineContext
+    to notes, what would keep the engine from working is told before anything starts: it raises an error of
+    agenttrain's.
+
     Shape: register.
-    When: at load, once per process.
+    When: at load, once per process; the check is asked when a command that needs the engine begins.
     Exception: the plugin is left out with all it registered, and listed with the reason; an error at load for graph.py
         and for a plugin that the configuration names. A name that another plugin has is always an error.
 
@@ -52,8 +81,9 @@ def agenttrain_register_engines(register: RegisterEngine) -> None:
 def agenttrain_register_trainers(register: RegisterTrainer) -> None:
     """Register trainers, which turn groups of samples into updates and publish weights.
 
-    With `forecast=`, a function from ForecastContext to Forecast, a fit that can't fit into memory is refused before
-    it starts, with the figures; without it nothing is said of memory.
+    `settings=` is what the plugin's table may hold, as for engines. With `forecast=`, a function from ForecastContext
+    to Forecast, a fit that can't fit into memory is refused before it starts, with the figures; without it nothing is
+    said of memory.
 
     Shape: register.
     When: at load, once per process; the forecast is asked before a fit starts, and for its plan.

@@ -17,6 +17,8 @@ from agenttrain.figures import cpu_seconds
 from agenttrain.run_folder import RunFolder
 
 EVERY_S = 5.0
+OF_COST = ("cpu_s", "gpus")
+"""Of an engine's figures, those that are told as cost."""
 
 
 @dataclass(slots=True)
@@ -58,6 +60,7 @@ class LifeAccount:
             "evaluate_s": self._evaluate_s(),
             "cpu_s": cpu_seconds(stats),
             "gpu_s": stats.get("gpus", 0.0) * wall_s,
+            "engine": {name: value for name, value in stats.items() if name not in OF_COST},
             "alarms": [alarm.as_dict() for alarm in self.alarms],
         }
         self.run.write_life(entry)

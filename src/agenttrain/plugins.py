@@ -22,8 +22,11 @@ import pluggy
 
 from agenttrain import hookspecs
 from agenttrain.errors import AgenttrainError, PluginError
+from agenttrain.hookspecs import Settings
 from agenttrain.protocols import (
     AdvantageEstimator,
+    EngineCheck,
+    EngineContext,
     EngineFactory,
     Forecast,
     ForecastContext,
@@ -34,6 +37,8 @@ from agenttrain.records import CallSite, Role, RolloutResult
 
 if TYPE_CHECKING:
     import typer
+
+    from agenttrain.config import Config
 
 GROUP = "agenttrain"
 """The entry-point group, and pluggy's project name."""
@@ -77,6 +82,10 @@ class _Entry:
     factory: Any
     forecast: Forecaster | None = None
     """Of a trainer that can tell what it will need."""
+    settings: Settings | None = None
+    """What the plugin's table of the configuration may hold. None: anything."""
+    check: EngineCheck | None = None
+    """Of an engine that can tell beforehand what would keep it from working."""
 
 
 @dataclass(kw_only=True)
@@ -179,6 +188,39 @@ class Plugins:
                 f"Plugin {entry.plugin!r} raised in the forecast of its trainer {trainer!r}: {_in_words(error)}."
             ) from error
 
+    def check_tables(self, config: Config) -> None:
+        """Hold the tables of the chosen engine's and trainer's plugins against what they said they may hold.
+
+        Raises:
+            ConfigError: a key that nobody knows, or a value of a wrong type or range.
+        """
+        from agenttrain.config import plugin_table
+
+        for kind, name in (("engines", config.engine.name), ("trainers", config.trainer.name)):
+            entry = self._registered[kind].get(name)
+            if entry is not None and entry.settings is not None:
+                plugin_table(entry.settings(), entry.plugin, config)
+
+    def check_engine(self, context: EngineContext) -> tuple[str, ...]:
+        """Notes of the configured engine before anything starts.
+
+        Raises:
+            AgenttrainError: what would keep it from working; a PluginError where its check raised something else.
+        """
+        name = context.config.engine.name
+        self.engine(name)
+        entry = self._registered["engines"][name]
+        if entry.check is None:
+            return ()
+        try:
+            return tuple(entry.check(context))
+        except AgenttrainError:
+            raise
+        except Exception as error:
+            raise PluginError(
+                f"Plugin {entry.plugin!r} raised in the check of its engine {name!r}: {_in_words(error)}."
+            ) from error
+
     def decide_role(self, site: CallSite) -> tuple[Role, str] | None:
         """The first plugin's word on who answers a call, or None.
 
@@ -275,7 +317,7 @@ class Plugins:
             def register(name: str, factory: Any, *, kind: str = kind, **more: Any) -> None:
                 if not isinstance(name, str) or not name or not callable(factory):
                     raise PluginError(f"register({name!r}, {factory!r}): give a name and something that can be called")
-                entries.append((kind, name, _Entry(plugin=plugin, factory=factory, forecast=_forecast(kind, more))))
+                entries.append((kind, name, _Entry(plugin=plugin, factory=factory, **_beside(kind, more))))
 
             for owner, call in self._calls(f"{PREFIX}register_{kind}", {"register": register}):
                 if owner == plugin:
@@ -340,20 +382,19 @@ class Plugins:
         )
 
 
-def _forecast(kind: str, more: Mapping[str, Any]) -> Forecaster | None:
+def _beside(kind: str, more: Mapping[str, Any]) -> Mapping[str, Any]:
     """What was registered beside a factory.
 
     Raises:
-        PluginError: anything but the forecast of a trainer.
+        PluginError: a keyword that this kind doesn't take, or a value that is none of what it may be.
     """
-    known = ("forecast",) if kind == "trainers" else ()
-    for name in more:
+    known = {"trainers": ("forecast", "settings"), "engines": ("check", "settings")}.get(kind, ())
+    for name, value in more.items():
         if name not in known:
             raise PluginError(f"register for {kind} takes no {name}=.{suggestion(name, known)}")
-    forecast: Forecaster | None = more.get("forecast")
-    if forecast is not None and not callable(forecast):
-        raise PluginError(f"register(…, forecast={forecast!r}): give something that can be called")
-    return forecast
+        if value is not None and not callable(value):
+            raise PluginError(f"register(…, {name}={value!r}): give something that can be called")
+    return more
 
 
 def _manager() -> pluggy.PluginManager:

@@ -29,7 +29,7 @@ from agenttrain.graph.roles import RoleBook, check_nodes
 from agenttrain.graph.runnable import RunnableGraph
 from agenttrain.graph.world import check_setup
 from agenttrain.plugins import Plugins
-from agenttrain.protocols import Renderer
+from agenttrain.protocols import EngineContext, Renderer
 from agenttrain.records import CallSite, Task
 from agenttrain.reward.score import check_verifiers
 from agenttrain.tasks import check_against_schema, few_tasks_warning, read_tasks, split_tasks
@@ -108,6 +108,7 @@ def prepare(
         _refuse_changed(resolve(*layers[:1], plugin_tables=plugins.table_names), config)
     plugins.trainer(config.trainer.name)
     plugins.engine(config.engine.name)
+    plugins.check_tables(config)
     plugins.advantage(chosen(config.trainer).advantage)
     with loaded.open() as graph:
         input_schema, context_schema = graph.input_schema() or {}, graph.context_schema()
@@ -129,6 +130,7 @@ def prepare(
     warnings = check_against_schema((*train, *evaluated), input_schema, context_schema)
     model = model_folder(config) if needs_policy else None
     renderer = _renderer(config, model) if model is not None else None
+    of_engine = plugins.check_engine(EngineContext(config=config, model=str(model))) if model is not None else ()
     return Job(
         config=config,
         loaded=loaded,
@@ -137,7 +139,7 @@ def prepare(
         held_out=evaluated,
         model=model,
         renderer=renderer,
-        notes=(*loaded.notes, *nodes, *warnings, *_notes(evaluated, renderer)),
+        notes=(*loaded.notes, *nodes, *warnings, *_notes(evaluated, renderer), *of_engine),
     )
 
 

@@ -48,6 +48,8 @@ class Engine(Protocol):
     def weight_version(self) -> int:
         """Of the weights that the next token is sampled from."""
 
+    # An engine may also have `takes_seeds: bool`: whether equal (prompt, seed) give equal ids. The report says which.
+
     def generate(self, prompt_ids: Ids, sampling: Sampling, *, session: str) -> Future[Generation]:
         """Sample a response.
 
@@ -77,6 +79,35 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """End threads and free memory; calls in flight end as aborted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterWeights:
+    """A LoRA adapter alone, as peft names it (LoRA, arXiv:2106.09685)."""
+
+    config: Mapping[str, Any]
+    """peft's adapter_config.json: r, lora_alpha, target_modules and the rest."""
+    tensors: Mapping[str, Any]
+    """Name in peft's format (base_model.model.….lora_A.weight) to tensor."""
+
+
+@runtime_checkable
+class TakesAdapters(Protocol):
+    """What an engine may offer beside `Engine`: to sample with an adapter over the base, so that only it travels."""
+
+    takes_adapters: bool
+    """False: this one, as it was started, can't."""
+
+    def update_adapter(self, adapter: AdapterWeights, version: int) -> None:
+        """Take a new adapter. Returns when the next token is sampled with it."""
+
+
+@runtime_checkable
+class TellsNews(Protocol):
+    """What an engine may offer beside `Engine`: to say what happened to it."""
+
+    def news(self) -> Sequence[str]:
+        """What a user should know and was not told yet, in words, such as a server that died and was replaced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +221,8 @@ class EngineContext:
     """Folder of the policy."""
     weights_from: Path | None = None
     """Folder of weights that replace the model's, on resume or eval of a run."""
+    run_dir: Path | None = None
+    """The run's folder, for logs and what lasts as long as the run. None: there is no run, as where a policy serves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,6 +316,9 @@ class Trainer(Protocol):
 
 
 EngineFactory = Callable[[EngineContext], Engine]
+EngineCheck = Callable[[EngineContext], Sequence[str]]
+"""Raises AgenttrainError for what would keep the engine from working, and gives notes; starts nothing. `run_dir` is
+None."""
 TrainerFactory = Callable[[TrainerContext], Trainer]
 Forecaster = Callable[[ForecastContext], Forecast]
 """Reads no weights and starts nothing."""
@@ -290,8 +326,10 @@ AdvantageEstimator = Callable[[Sequence[float]], list[float]]
 """[G] rewards of one group -> [G] advantages."""
 
 __all__ = [
+    "AdapterWeights",
     "AdvantageEstimator",
     "Engine",
+    "EngineCheck",
     "EngineContext",
     "EngineFactory",
     "Forecast",
@@ -304,6 +342,8 @@ __all__ = [
     "Route",
     "Rollout",
     "RunRollouts",
+    "TakesAdapters",
+    "TellsNews",
     "Trainer",
     "TrainerContext",
     "TrainerFactory",

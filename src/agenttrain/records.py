@@ -163,6 +163,39 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RoutedExperts:
+    """Which experts a mixture of experts sent some positions of a token path through.
+
+    Row i is of position `start + i`; positions count from the first prompt id. The last id of a path was never read, so
+    it has no row.
+    """
+
+    start: int
+    n_layers: int
+    """Layers that route, in the model's order."""
+    n_chosen: int
+    """Experts that each such layer chose for a position."""
+    data: bytes
+    """[rows, n_layers, n_chosen] expert numbers, little-endian uint16, row after row."""
+
+    def __post_init__(self) -> None:
+        if self.start < 0 or self.row_bytes < 2 or len(self.data) % self.row_bytes:
+            raise CaptureError(
+                f"Routed experts from position {self.start} hold {len(self.data)} bytes for {self.n_layers} layers of "
+                f"{self.n_chosen} experts. Give whole rows of 2 bytes an expert."
+            )
+
+    @property
+    def row_bytes(self) -> int:
+        return 2 * self.n_layers * self.n_chosen
+
+    @property
+    def end(self) -> int:
+        """The position after the last row."""
+        return self.start + len(self.data) // self.row_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """How one turn is sampled."""
 
@@ -172,6 +205,8 @@ class Sampling:
     seed: int
     """63 bits; with (seed, position) each token's randomness is fixed."""
     stop_ids: Ids
+    experts_from: int = 0
+    """First position whose routed experts are not known yet; an engine that tells them tells them from here on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +222,8 @@ class Generation:
     stop_reason: StopReason
     n_cached_ids: int = 0
     """Prompt ids that were already in the KV cache."""
+    routed_experts: RoutedExperts | None = None
+    """From `Sampling.experts_from` to the last id but one. None: the engine doesn't tell."""
 
     def __post_init__(self) -> None:
         if not len(self.token_ids) == len(self.logprobs) == len(self.weight_versions):
@@ -215,6 +252,8 @@ class Turn:
     """[R]"""
     weight_versions: tuple[int, ...] = ()
     """[R]"""
+    routed_experts: RoutedExperts | None = None
+    """Of the positions that the turn it extends does not cover, to the last id but one. None: not told."""
     sampling: Sampling | None = None
     """None for auxiliary turns."""
     stop_reason: StopReason = "stop"
@@ -376,6 +415,8 @@ class Trajectory:
     spans: tuple[TurnSpan, ...]
     break_cause: BreakCause
     """Why this trajectory began."""
+    routed_experts: RoutedExperts | None = None
+    """Of every position but the last, from 0. None: not known of all."""
 
     def __post_init__(self) -> None:
         check_lengths(self, f"rollout {self.rollout_id}, trajectory {self.index}")
@@ -395,6 +436,8 @@ class Sample:
     extra_fields: Mapping[str, Any]
     """rollout_id, task_id, trajectory, group_id, min_global_steps and max_global_steps (ints), reward_extra_info,
     status."""
+    routed_experts: RoutedExperts | None = None
+    """Of every position but the last, from 0. None: not known of all."""
 
     def __post_init__(self) -> None:
         check_lengths(self, f"rollout {self.extra_fields.get('rollout_id')}")

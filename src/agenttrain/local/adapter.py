@@ -19,6 +19,7 @@ from agenttrain.config import Config, TrainerTable
 from agenttrain.errors import ConfigError
 from agenttrain.local import policy
 from agenttrain.local.learnable import Learnable
+from agenttrain.protocols import AdapterWeights
 
 FOLDER = "adapter"
 """Inside an exported policy: the adapter alone, as peft reads it."""
@@ -58,6 +59,10 @@ class Adapter(Learnable):
         """The merged weights of adapted layers, each computed when it is asked for."""
         return _Merged(self._layer_by_name)
 
+    def adapter_weights(self) -> AdapterWeights:
+        """The adapter as peft names it; the tensors are those that go on being trained."""
+        return AdapterWeights(config=self._config.to_dict(), tensors=self._named_as_peft())
+
     def saved(self) -> Mapping[str, torch.Tensor]:
         """The adapter's matrices."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
@@ -68,11 +73,14 @@ class Adapter(Learnable):
         target = folder / FOLDER
         target.mkdir()
         self._config.save_pretrained(target)
-        matrices = {
-            f"base_model.model.{name.replace(f'.{NAME}.', '.')}": tensor.detach().cpu().contiguous()
+        matrices = {name: tensor.cpu().contiguous() for name, tensor in self._named_as_peft().items()}
+        save_file(matrices, target / "adapter_model.safetensors", metadata={"format": "pt"})
+
+    def _named_as_peft(self) -> dict[str, torch.Tensor]:
+        return {
+            f"base_model.model.{name.replace(f'.{NAME}.', '.')}": tensor.detach()
             for name, tensor in self.saved().items()
         }
-        save_file(matrices, target / "adapter_model.safetensors", metadata={"format": "pt"})
 
     def _whole(self) -> dict[str, torch.Tensor]:
         merged = self.published()

@@ -64,6 +64,7 @@ class LocalEngine:
     """protocols.Engine over one Hugging Face folder, on the CPU or on CUDA."""
 
     name = "local"
+    takes_seeds = True
 
     def __init__(
         self,

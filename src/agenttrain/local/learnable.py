@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from agenttrain.local import policy
+from agenttrain.protocols import AdapterWeights
 
 NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 """Weight files of the base; an export writes its own."""
@@ -54,6 +55,10 @@ class Learnable:
     def published(self) -> Mapping[str, torch.Tensor]:
         """What an engine takes, by the base model's names."""
         return unique_weights(self.model)
+
+    def adapter_weights(self) -> AdapterWeights | None:
+        """What is learned beside a frozen base, for an engine that can sample with it. None: it is the base itself."""
+        return None
 
     def saved(self) -> Mapping[str, torch.Tensor]:
         """What a checkpoint keeps."""

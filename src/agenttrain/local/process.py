@@ -55,6 +55,7 @@ class ProcessEngine:
     """protocols.Engine over a LocalEngine in another process, which loads its model while this one goes on."""
 
     name = "local"
+    takes_seeds = True
 
     def __init__(self, context: EngineContext) -> None:
         """Start the process; what it finds wrong is raised at the first use."""

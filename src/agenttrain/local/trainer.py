@@ -22,7 +22,7 @@ from agenttrain.local.adapter import open_learnable
 from agenttrain.local.learner import Learner, Training
 from agenttrain.local.measured import measured_metrics
 from agenttrain.local.schedule import Cursor, learning_rate_at, tasks_at
-from agenttrain.protocols import TrainerContext
+from agenttrain.protocols import TakesAdapters, TrainerContext
 from agenttrain.records import RolloutRequest, RolloutResult, StepResult, Task
 from agenttrain.trainer import checkpoint
 from agenttrain.trainer.advantage import own_rewards
@@ -176,8 +176,13 @@ class LocalTrainer:
     # ── weights ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _publish(self, version: int) -> None:
+        engine = self._engine
         with telemetry.publish_span(version):
-            self._engine.update_weights(self._learnable.published().items(), version)
+            alone = self._learnable.adapter_weights()
+            if alone is not None and isinstance(engine, TakesAdapters) and engine.takes_adapters:
+                engine.update_adapter(alone, version)
+            else:
+                engine.update_weights(self._learnable.published().items(), version)
         self.weight_version, self._engine_is_behind = version, False
 
     def save(self, folder: Path) -> None:
