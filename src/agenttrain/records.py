@@ -6,13 +6,14 @@ Lengths are checked where a record is made. None never means zero.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Literal
 
 from agenttrain.errors import CaptureError, SampleError, TaskError
 
-RECORD_VERSION = 2
+RECORD_VERSION = 3
 """Stored with every record; a reader refuses a higher one."""
 NOT_ADMITTED = "not admitted: "
 """Before a plugin's reason, in the cause of a rollout that it kept out of training."""
@@ -194,6 +195,27 @@ class RoutedExperts:
         """The position after the last row."""
         return self.start + len(self.data) // self.row_bytes
 
+    @staticmethod
+    def of_path(parts: Sequence[RoutedExperts | None]) -> RoutedExperts | None:
+        """The rows of turns that extend one another, from position 0 on, as one.
+
+        Args:
+            parts: of each turn of a path, its first turn's first.
+
+        Returns:
+            None where a turn has none, where a position between them has none, and where their layers differ.
+
+        Example: rows of positions 0 to 4 and of 5 to 8 -> rows of positions 0 to 8
+        """
+        known = [part for part in parts if part is not None]
+        if not known or len(known) < len(parts) or known[0].start:
+            return None
+        for before, after in pairwise(known):
+            alike = (before.n_layers, before.n_chosen) == (after.n_layers, after.n_chosen)
+            if before.end != after.start or not alike:
+                return None
+        return known[0] if len(known) == 1 else replace(known[0], data=b"".join(part.data for part in known))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
@@ -281,6 +303,12 @@ class Turn:
             raise CaptureError(
                 f"Turn {self.id} has {len(self.response_ids)} response_ids, {len(self.response_logprobs)} "
                 f"response_logprobs and {len(self.weight_versions)} weight_versions. All three must have one length."
+            )
+        experts, end = self.routed_experts, len(self.prompt_ids) + len(self.response_ids) - 1
+        if experts is not None and experts.end != end:
+            raise CaptureError(
+                f"Turn {self.id} has routed experts of positions {experts.start} to {experts.end - 1}, and its last id "
+                f"but one stands at {end - 1}. The rows must end there."
             )
 
 
@@ -448,6 +476,7 @@ class TrainedSample:
     """A sample as a step handed it to its loss, and what it was worth there."""
 
     sample: Sample
+    """Without its routed experts: the turns of the rollout hold them."""
     step: int
     """From 1."""
     life: int
@@ -513,6 +542,8 @@ def group_id(phase: Phase, step: int, task_id: str) -> str:
 def check_lengths(record: Trajectory | Sample, where: str) -> None:
     """Refuse a record whose per-token fields differ in length, or that has no response.
 
+    Routed experts have a row for every id of prompt and response but the last.
+
     Raises:
         SampleError: naming the field, both lengths and the place.
     """
@@ -523,3 +554,9 @@ def check_lengths(record: Trajectory | Sample, where: str) -> None:
         values = getattr(record, name, None)
         if values is not None and len(values) != n:
             raise SampleError(f"{name} has {len(values)} entries for {n} response_ids ({where}).")
+    experts, n_read = record.routed_experts, len(record.prompt_ids) + n - 1
+    if experts is not None and (experts.start, experts.end) != (0, n_read):
+        raise SampleError(
+            f"routed_experts has rows of positions {experts.start} to {experts.end - 1}, and the ids that were read "
+            f"stand at 0 to {n_read - 1} ({where})."
+        )

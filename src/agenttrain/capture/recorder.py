@@ -272,6 +272,7 @@ class Recorder:
             max_tokens=max_tokens,
             seed=seed,
             stop_ids=self._renderer.stop_ids,
+            experts_from=parent.routed_experts.end if parent is not None and parent.routed_experts is not None else 0,
         )
         started_at = self.now()
         self._store.put_intent(turn_id=turn_id, rollout_id=self.rollout_id, started_at=started_at)
@@ -378,6 +379,8 @@ class Recorder:
         """Read the answer, record its Turn and give the Reply."""
         if not generation.token_ids and generation.stop_reason != "aborted":
             self._lose(begun, self._answered_nothing(begun))
+        if (misfit := _misfit_of_experts(begun, generation)) is not None:
+            self._lose(begun, self._told_wrong_experts(begun, misfit))
         try:
             parsed = read_answer(
                 self._renderer, begun.call, generation, prompt_ids=begun.prompt_ids, seed=begun.sampling.seed
@@ -405,6 +408,12 @@ class Recorder:
             "had room. See the engine's log."
         )
 
+    def _told_wrong_experts(self, begun: _Begun, misfit: str) -> EngineError:
+        return EngineError(
+            f"Engine {self._engine.name} told routed experts of turn {begun.turn_id} {misfit}. The answer can't be "
+            "trained and is lost. See the engine's log, or switch off that it tells experts."
+        )
+
     def _turn(self, begun: _Begun, generation: Generation, parsed: Parsed, n_calls: int, n_invalid: int) -> Turn:
         trace_id, span_id = ids_of(begun.span)
         return Turn(
@@ -418,6 +427,7 @@ class Recorder:
             response_ids=generation.token_ids,
             response_logprobs=generation.logprobs,
             weight_versions=generation.weight_versions,
+            routed_experts=generation.routed_experts if generation.token_ids else None,
             sampling=begun.sampling,
             stop_reason=generation.stop_reason,
             extends=begun.parent.id if begun.parent else None,
@@ -447,3 +457,19 @@ class Recorder:
     def _stop(self, cause: str) -> NoReturn:
         self.stop(cause)
         raise RolloutStop(self.stopped)
+
+
+def _misfit_of_experts(begun: _Begun, generation: Generation) -> str | None:
+    """How the experts that an engine told differ from the rows that the call lacks, in words. None: they don't."""
+    told, parent = generation.routed_experts, begun.parent.routed_experts if begun.parent else None
+    if told is None or not generation.token_ids:
+        return None
+    start, end = begun.sampling.experts_from, len(begun.prompt_ids) + len(generation.token_ids) - 1
+    if (told.start, told.end) != (start, end):
+        return f"for positions {told.start} to {told.end - 1}, and it was asked for {start} to {end - 1}"
+    if parent is not None and (parent.n_layers, parent.n_chosen) != (told.n_layers, told.n_chosen):
+        return (
+            f"for {told.n_layers} layers of {told.n_chosen}, and the turn before it has {parent.n_layers} layers of "
+            f"{parent.n_chosen}"
+        )
+    return None

@@ -1,18 +1,21 @@
 """Records become rows, and rows become the same records again: the tables of a store's file, and what lies in them.
 
 Per-token fields are blobs, all else of a record is JSON. What JSON can't hold in a task's own data is kept as its
-repr.
+repr. Routed experts are by far the largest: they are written with the turns, compressed, and trajectories and samples
+take theirs from there when they are read.
 """
 
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
+from agenttrain.errors import CaptureError
 from agenttrain.records import (
     CallSite,
     Reward,
@@ -20,6 +23,7 @@ from agenttrain.records import (
     Rollout,
     RolloutRequest,
     RolloutResult,
+    RoutedExperts,
     Sample,
     Sampling,
     Task,
@@ -34,14 +38,14 @@ CREATE TABLE begun (rollout_id TEXT PRIMARY KEY, started_at REAL NOT NULL, body 
 CREATE TABLE intents (turn_id TEXT PRIMARY KEY, rollout_id TEXT NOT NULL, started_at REAL NOT NULL);
 CREATE INDEX intents_of_rollout ON intents (rollout_id);
 CREATE TABLE turns (id TEXT PRIMARY KEY, rollout_id TEXT NOT NULL, body TEXT NOT NULL, prompt_ids BLOB NOT NULL,
-    response_ids BLOB NOT NULL, response_logprobs BLOB NOT NULL, weight_versions BLOB NOT NULL);
+    response_ids BLOB NOT NULL, response_logprobs BLOB NOT NULL, weight_versions BLOB NOT NULL, routed_experts BLOB);
 CREATE INDEX turns_of_rollout ON turns (rollout_id);
 CREATE TABLE results (rollout_id TEXT PRIMARY KEY, body TEXT NOT NULL);
 CREATE TABLE trajectories (rollout_id TEXT NOT NULL, place INTEGER NOT NULL, body TEXT NOT NULL,
     prompt_ids BLOB NOT NULL, response_ids BLOB NOT NULL, response_mask BLOB NOT NULL, response_logprobs BLOB NOT NULL,
-    weight_versions BLOB NOT NULL, PRIMARY KEY (rollout_id, place));
+    weight_versions BLOB NOT NULL, routed_experts BLOB, PRIMARY KEY (rollout_id, place));
 CREATE TABLE samples (rollout_id TEXT NOT NULL, place INTEGER NOT NULL, body TEXT NOT NULL, prompt_ids BLOB NOT NULL,
-    response_ids BLOB NOT NULL, response_mask BLOB NOT NULL, response_logprobs BLOB NOT NULL,
+    response_ids BLOB NOT NULL, response_mask BLOB NOT NULL, response_logprobs BLOB NOT NULL, routed_experts BLOB,
     PRIMARY KEY (rollout_id, place));
 CREATE TABLE trained (rollout_id TEXT NOT NULL, place INTEGER NOT NULL, step INTEGER NOT NULL, life INTEGER NOT NULL,
     body TEXT NOT NULL, prompt_ids BLOB NOT NULL, response_ids BLOB NOT NULL, response_mask BLOB NOT NULL,
@@ -57,6 +61,9 @@ ARRAYS: Final[Mapping[str, np.dtype[Any]]] = {
 }
 """Per-token fields and how they lie in a blob; float64, so that log probabilities come back exactly."""
 
+OF_THE_TURNS: Final = b""
+"""In place of routed experts: they are those that the turns of the rollout hold."""
+
 Row = tuple[str, tuple[Any, ...]]
 """Table and values, the primary key first."""
 
@@ -69,23 +76,52 @@ def begun_row(request: RolloutRequest, started_at: float) -> Row:
 
 
 def turn_row(turn: Turn) -> Row:
-    return ("turns", (turn.id, turn.rollout_id, _body(turn), *_blobs(turn)))
+    return ("turns", (turn.id, turn.rollout_id, _body(turn), *_blobs(turn), packed(turn.routed_experts)))
 
 
 def result_rows(result: RolloutResult) -> list[Row]:
     """(table, values) of a rollout that has ended: its result, trajectories and samples."""
     id = result.rollout.id
     body = json.dumps({"request": _plain(result.request), "rollout": _plain(result.rollout)}, default=repr)
+    by_id = {turn.id: turn for turn in result.turns}
+    of_paths = [experts_of(path.spans[-1].turn_id, by_id) for path in result.trajectories]
     rows: list[Row] = [("results", (id, body))]
-    rows += [("trajectories", (id, i, _body(each), *_blobs(each))) for i, each in enumerate(result.trajectories)]
-    rows += [("samples", (id, i, _body(each), *_blobs(each))) for i, each in enumerate(result.samples)]
+    for i, path in enumerate(result.trajectories):
+        rows.append(("trajectories", (id, i, _body(path), *_blobs(path), _told(path.routed_experts, of_paths[i]))))
+    by_index = {path.index: path.routed_experts for path in result.trajectories}
+    for i, sample in enumerate(result.samples):
+        of_path = by_index.get(sample.extra_fields.get("trajectory", -1))
+        rows.append(("samples", (id, i, _body(sample), *_blobs(sample), _told(sample.routed_experts, of_path))))
     return rows
+
+
+def experts_of(turn_id: str, by_id: Mapping[str, Turn]) -> RoutedExperts | None:
+    """Those of the path from a first turn to this one. None: not known of every turn."""
+    parts: list[RoutedExperts | None] = []
+    turn = by_id.get(turn_id)
+    while turn is not None:
+        parts.append(turn.routed_experts)
+        turn = by_id.get(turn.extends or "")
+    return RoutedExperts.of_path(parts[::-1])
+
+
+def _told(experts: RoutedExperts | None, of_turns: RoutedExperts | None) -> bytes | None:
+    """What stands for routed experts that the turns hold, else they themselves."""
+    return OF_THE_TURNS if experts is not None and experts == of_turns else packed(experts)
+
+
+def packed(experts: RoutedExperts | None) -> bytes | None:
+    """Low bytes before high ones, which are all 0 up to 256 experts, then compressed."""
+    if experts is None:
+        return None
+    return zlib.compress(np.frombuffer(experts.data, "u1").reshape(-1, 2).T.tobytes(), 1)
 
 
 def trained_row(step: int, life: int, sample: Sample, staleness: int | None, advantages: Sequence[float]) -> Row:
     rollout_id, place = sample.extra_fields["rollout_id"], sample.extra_fields["trajectory"]
     credit = _packed(advantages, sample.response_mask)
-    return ("trained", (rollout_id, place, step, life, _body(sample), *_blobs(sample), staleness, credit))
+    body = _body(replace(sample, routed_experts=None))
+    return ("trained", (rollout_id, place, step, life, body, *_blobs(sample), staleness, credit))
 
 
 def _packed(advantages: Sequence[float], mask: Sequence[int]) -> bytes:
@@ -113,7 +149,8 @@ def _arrays(kind: type[Turn | Trajectory | Sample]) -> list[tuple[str, np.dtype[
 def _plain(value: Any) -> Any:
     """A record as nested dicts and lists, per-token fields left out."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {each.name: _plain(getattr(value, each.name)) for each in fields(value) if each.name not in ARRAYS}
+        left_out = {*ARRAYS, "data"} if isinstance(value, RoutedExperts) else ARRAYS
+        return {each.name: _plain(getattr(value, each.name)) for each in fields(value) if each.name not in left_out}
     if isinstance(value, Mapping):
         return {key: _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -129,17 +166,45 @@ def turn_of(row: Sequence[Any]) -> Turn:
     body["site"] = CallSite(**{**body["site"], "tags": tuple(body["site"]["tags"])})
     if body["sampling"] is not None:
         body["sampling"] = Sampling(**{**body["sampling"], "stop_ids": tuple(body["sampling"]["stop_ids"])})
-    return Turn(**body, **_read_blobs(Turn, row[3:]))
+    return Turn(**_with_experts(Turn, body, row, None))
 
 
-def trajectory_of(row: Sequence[Any]) -> Trajectory:
+def trajectory_of(row: Sequence[Any], turns: Mapping[str, Turn]) -> Trajectory:
+    """One row, with the routed experts of the rollout's turns."""
     body = json.loads(row[2])
     body["spans"] = tuple(TurnSpan(**span) for span in body["spans"])
-    return Trajectory(**body, **_read_blobs(Trajectory, row[3:]))
+    of_turns = experts_of(body["spans"][-1].turn_id, turns) if takes_from_turns(row) else None
+    return Trajectory(**_with_experts(Trajectory, body, row, of_turns))
+
+
+def takes_from_turns(row: Sequence[Any]) -> bool:
+    """Whether the record of a row can't be read without the rollout's turns."""
+    return bool(row[-1] == OF_THE_TURNS)
+
+
+def _with_experts(
+    kind: type[Turn | Trajectory | Sample], body: dict[str, Any], row: Sequence[Any], of_turns: RoutedExperts | None
+) -> dict[str, Any]:
+    """All fields of a record."""
+    n_blobs = len(_arrays(kind))
+    experts = next(iter(row[3 + n_blobs :]), None)  # before version 3 there is no such column
+    if experts is not None:
+        if experts == OF_THE_TURNS and of_turns is None:
+            raise CaptureError(
+                f"A record of rollout {row[0]} takes its routed experts from turns that its file has not. Put every "
+                "turn of a rollout before its result."
+            )
+        body["routed_experts"] = of_turns if experts == OF_THE_TURNS else _unpacked_experts(body, experts)
+    return {**body, **_read_blobs(kind, row[3 : 3 + n_blobs])}
+
+
+def _unpacked_experts(body: Mapping[str, Any], experts: bytes) -> RoutedExperts:
+    data = np.frombuffer(zlib.decompress(experts), "u1").reshape(2, -1).T.tobytes()
+    return RoutedExperts(**body["routed_experts"], data=data)
 
 
 def trained_of(row: Sequence[Any]) -> TrainedSample:
-    sample, (staleness, credit) = sample_of([*row[:2], *row[4:9]]), row[9:] or (None, b"")  # version 1 has neither
+    sample, (staleness, credit) = sample_of([*row[:2], *row[4:9]], ()), row[9:] or (None, b"")  # version 1 has neither
     advantages = _unpacked(credit, sample.response_mask)
     return TrainedSample(sample=sample, step=row[2], life=row[3], staleness=staleness, advantages=advantages)
 
@@ -152,8 +217,12 @@ def _unpacked(credit: bytes, mask: Sequence[int]) -> tuple[float, ...]:
     return tuple(next(left) if trained else 0.0 for trained in mask)
 
 
-def sample_of(row: Sequence[Any]) -> Sample:
-    return Sample(**json.loads(row[2]), **_read_blobs(Sample, row[3:]))
+def sample_of(row: Sequence[Any], paths: Sequence[Trajectory]) -> Sample:
+    """One row, with the routed experts of its trajectory."""
+    body = json.loads(row[2])
+    index = body["extra_fields"].get("trajectory", -1)
+    of_path = next((path.routed_experts for path in paths if path.index == index), None)
+    return Sample(**_with_experts(Sample, body, row, of_path))
 
 
 def request_of(body: dict[str, Any]) -> RolloutRequest:

@@ -4,7 +4,8 @@ A run has one file per writing process, and each file one writer thread that own
 all that is queued at one moment goes into one transaction (WAL, synchronous=NORMAL: a commit survives the death of the
 process). `read_store` merges the files of a folder and never writes.
 
-Invariants: a record read back equals the one written; a second put of an equal record changes nothing, and of a
+Invariants: a record read back equals the one written (a trained sample but for its routed experts, which the turns
+hold); a second put of an equal record changes nothing, and of a
 different one fails; after a failure every put and flush raises, so that nothing is lost in silence. Files are
 numbered in the order they were made, which no clock decides. A rollout is read from one file: of those that several
 processes hold (one was killed, a later one told how it ended), the latest that finished it.
@@ -34,6 +35,7 @@ from agenttrain.capture.rows import (
     result_rows,
     rollout_of,
     sample_of,
+    takes_from_turns,
     trained_of,
     trained_row,
     trajectory_of,
@@ -139,6 +141,9 @@ class SqliteStore:
         staleness: Sequence[int | None] = (),
     ) -> None:
         """Queue what a step handed to its loss, exactly; a trajectory that is trained twice fails.
+
+        Routed experts are left out: the turns of the rollout hold them, and the samples of a whole run are read at
+        once.
 
         Args:
             life: of the run, when the step was made.
@@ -314,7 +319,9 @@ class StoreView:
         return tuple(sorted(turns, key=lambda turn: turn.index))
 
     def trajectories(self, rollout_id: str) -> tuple[Trajectory, ...]:
-        return tuple(map(trajectory_of, self._of_rollout("SELECT * FROM trajectories", rollout_id)))
+        rows = self._of_rollout("SELECT * FROM trajectories", rollout_id)
+        turns = self.turns(rollout_id) if any(map(takes_from_turns, rows)) else ()
+        return _trajectories(rows, turns)
 
     def results(self, wanted: Callable[[Rollout], bool] = lambda rollout: True) -> Iterator[RolloutResult]:
         """The finished rollouts that are wanted with all that they left, one at a time, by start."""
@@ -484,10 +491,17 @@ def _result(connection: sqlite3.Connection, rollout: Rollout) -> RolloutResult:
         return connection.execute(query, (rollout.id,)).fetchall()
 
     ((body,),) = rows("body", "results")
+    turns = tuple(sorted(map(turn_of, rows("*", "turns")), key=lambda turn: turn.index))
+    paths = _trajectories(rows("*", "trajectories", "ORDER BY place"), turns)
     return RolloutResult(
         request=request_of(json.loads(body)["request"]),
         rollout=rollout,
-        turns=tuple(sorted(map(turn_of, rows("*", "turns")), key=lambda turn: turn.index)),
-        trajectories=tuple(map(trajectory_of, rows("*", "trajectories", "ORDER BY place"))),
-        samples=tuple(map(sample_of, rows("*", "samples", "ORDER BY place"))),
+        turns=turns,
+        trajectories=paths,
+        samples=tuple(sample_of(row, paths) for row in rows("*", "samples", "ORDER BY place")),
     )
+
+
+def _trajectories(rows: Sequence[tuple[Any, ...]], turns: Sequence[Turn]) -> tuple[Trajectory, ...]:
+    by_id = {turn.id: turn for turn in turns}
+    return tuple(trajectory_of(row, by_id) for row in rows)

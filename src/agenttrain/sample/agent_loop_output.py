@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from agenttrain.records import Sample
+import numpy as np
+import numpy.typing as npt
+
+from agenttrain.records import RoutedExperts, Sample
 
 FIELDS: Final = (
     "prompt_ids",
@@ -34,11 +37,13 @@ def as_agent_loop_output(sample: Sample) -> dict[str, Any]:
 
     Returns:
         Every field that agenttrain fills, set explicitly, because veRL dumps with exclude_unset. Metrics that veRL
-        does not know stand in `extra_fields["metrics"]`.
+        does not know stand in `extra_fields["metrics"]`. `routed_experts` is there where they are known.
     """
     known = {name: value for name, value in sample.metrics.items() if name in METRIC_FIELDS}
     others = {name: value for name, value in sample.metrics.items() if name not in METRIC_FIELDS}
+    experts = {} if sample.routed_experts is None else {"routed_experts": _of_every_id(sample.routed_experts)}
     return {
+        **experts,
         "prompt_ids": list(sample.prompt_ids),
         "response_ids": list(sample.response_ids),
         "response_mask": list(sample.response_mask),
@@ -48,3 +53,9 @@ def as_agent_loop_output(sample: Sample) -> dict[str, Any]:
         "metrics": known,
         "extra_fields": {**sample.extra_fields, "metrics": others},
     }
+
+
+def _of_every_id(experts: RoutedExperts) -> npt.NDArray[np.int16]:
+    """[P + T, layers, chosen]; the last id was never read, and veRL wants zeros there."""
+    rows = np.frombuffer(experts.data, "<u2").reshape(-1, experts.n_layers, experts.n_chosen)
+    return np.pad(rows.astype(np.int16), ((0, 1), (0, 0), (0, 0)))

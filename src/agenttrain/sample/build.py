@@ -2,12 +2,14 @@
 
 A rollout whose status may not be trained, or that has no reward, gives none: a missing reward is never 0. Only
 trajectories with a trained token become samples, so the last one always has one (veRL reads the reward and the
-advantage of a rollout from its last row). How a sample's reward is turned into an advantage is not known here.
+advantage of a rollout from its last row). All rows of a rollout have routed experts, or none has (veRL looks at the
+first alone). How a sample's reward is turned into an advantage is not known here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from agenttrain.errors import SampleError
@@ -33,7 +35,10 @@ def build_samples(rollout: Rollout, trajectories: Sequence[Trajectory]) -> tuple
     if not may_be_trained(rollout) or rollout.reward is None:
         return ()
     _check_owner(rollout, trajectories)
-    return tuple(_sample(rollout, rollout.reward, each) for each in trajectories if any(each.response_mask))
+    taught = [each for each in trajectories if any(each.response_mask)]
+    if any(each.routed_experts is None for each in taught):
+        taught = [replace(each, routed_experts=None) for each in taught]
+    return tuple(_sample(rollout, rollout.reward, each) for each in taught)
 
 
 def _check_owner(rollout: Rollout, trajectories: Sequence[Trajectory]) -> None:
@@ -52,6 +57,7 @@ def _sample(rollout: Rollout, reward: Reward, trajectory: Trajectory) -> Sample:
         response_ids=trajectory.response_ids,
         response_mask=trajectory.response_mask,
         response_logprobs=trajectory.response_logprobs,
+        routed_experts=trajectory.routed_experts,
         reward_score=reward.score,
         num_turns=len(trajectory.spans),
         metrics={

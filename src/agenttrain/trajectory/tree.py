@@ -9,6 +9,9 @@ Three kinds of sampled ids stand at mask 0: those of frozen calls, those of a no
 graph threw its answer away, so it did not lead to the reward), and those of calls that the engine aborted (their
 answer never reached the graph). A retried attempt whose answer lives on in a later prompt did lead there: trained.
 
+The routed experts of a trajectory begin with the rows of the turns that its prompt came from. A turn's last id was
+read by the turn that continues it, which holds its row; the last id of a leaf has none.
+
 The result depends on what the turns hold and not on the order in which parallel calls came in. Nothing here knows
 rewards or statuses.
 """
@@ -20,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agenttrain.errors import CaptureError
-from agenttrain.records import BreakCause, Trajectory, Turn, TurnSpan
+from agenttrain.records import BreakCause, RoutedExperts, Trajectory, Turn, TurnSpan
 
 SUPERSEDED = "dropped: superseded by a retry"
 ABORTED = "dropped: aborted before the graph had the answer"
@@ -33,6 +36,8 @@ class _Node:
     turn: Turn
     untrained: str
     """Why its sampled ids stand at mask 0; empty when they are trained."""
+    parent: _Node | None = None
+    """None: it began a trajectory."""
     children: list[_Node] = field(default_factory=list)
 
 
@@ -79,6 +84,7 @@ def _forest(by_id: Mapping[str, Turn]) -> list[_Node]:
     for node in nodes.values():
         parent = nodes.get(node.turn.extends or "")
         if parent is not None and extends_exactly(node.turn, parent.turn):
+            node.parent = parent
             parent.children.append(node)
         else:
             roots.append(node)
@@ -200,4 +206,14 @@ def _trajectory(chain: Sequence[_Node], cause: BreakCause, index: int) -> Trajec
         weight_versions=tuple(versions),
         spans=tuple(spans),
         break_cause=cause,
+        routed_experts=_experts(chain[-1]),
     )
+
+
+def _experts(leaf: _Node) -> RoutedExperts | None:
+    """Of the whole path to a leaf, whatever trajectories its turns lie in. None: not known of every turn."""
+    parts, node = [leaf.turn.routed_experts], leaf
+    while node.parent is not None:
+        node = node.parent
+        parts.append(node.turn.routed_experts)
+    return RoutedExperts.of_path(parts[::-1])
