@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from agenttrain.markers import hookspec
-from agenttrain.protocols import AdvantageEstimator, EngineCheck, EngineFactory, Forecaster, TrainerFactory
+from agenttrain.protocols import (
+    AdvantageEstimator,
+    EngineCheck,
+    EngineFactory,
+    EngineForecaster,
+    Forecaster,
+    TrainerFactory,
+)
 from agenttrain.records import CallSite, Role, RolloutResult, StepResult, Turn
 
 if TYPE_CHECKING:
@@ -31,7 +38,8 @@ RegisterAdvantages = Callable[[str, AdvantageEstimator], None]
 
 
 class RegisterEngine(Protocol):
-    """Takes a name and a factory; what the plugin's table may hold; and a check of what would keep it from working."""
+    """Takes a name and a factory; what the plugin's table may hold; a check of what would keep it from working; and
+    what it will hold in memory."""
 
     def __call__(
         self,
@@ -40,6 +48,7 @@ class RegisterEngine(Protocol):
         *,
         settings: Settings | None = None,
         check: EngineCheck | None = None,
+        forecast: EngineForecaster | None = None,
     ) -> None: ...
 
 
@@ -63,7 +72,8 @@ def agenttrain_register_engines(register: RegisterEngine) -> None:
     With `settings=`, a function that gives a subclass of agenttrain.config.Table, the plugin's own table is checked as
     ours are, and `agenttrain.config.plugin_table` reads it in the factory. With `check=`, a function from EngineContext
     to notes, what would keep the engine from working is told before anything starts: it raises an error of
-    agenttrain's.
+    agenttrain's. With `forecast=`, a function from ForecastContext to MemoryParts, what it will hold is added to what
+    the trainer will.
 
     Shape: register.
     When: at load, once per process; the check is asked when a command that needs the engine begins.

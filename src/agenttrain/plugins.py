@@ -14,7 +14,7 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 
@@ -30,7 +30,6 @@ from agenttrain.protocols import (
     EngineFactory,
     Forecast,
     ForecastContext,
-    Forecaster,
     TrainerFactory,
 )
 from agenttrain.records import CallSite, Role, RolloutResult
@@ -80,8 +79,8 @@ class _Entry:
 
     plugin: str
     factory: Any
-    forecast: Forecaster | None = None
-    """Of a trainer that can tell what it will need."""
+    forecast: Callable[[ForecastContext], Any] | None = None
+    """Of a trainer or an engine that can tell what it will need: a Forecast, or an engine's MemoryParts."""
     settings: Settings | None = None
     """What the plugin's table of the configuration may hold. None: anything."""
     check: EngineCheck | None = None
@@ -170,7 +169,7 @@ class Plugins:
         return self._named(self.advantages, name, "advantage estimator")
 
     def forecast(self, trainer: str, context: ForecastContext) -> Forecast | None:
-        """What a run by this trainer will need. None: the trainer doesn't say.
+        """What a run by this trainer, on the configured engine, will need. None: the trainer doesn't say.
 
         Raises:
             PluginError: the plugin's forecast raised; what is an error of agenttrain's own passes.
@@ -179,14 +178,13 @@ class Plugins:
         entry = self._registered["trainers"][trainer]
         if entry.forecast is None:
             return None
-        try:
-            return entry.forecast(context)
-        except AgenttrainError:
-            raise
-        except Exception as error:
-            raise PluginError(
-                f"Plugin {entry.plugin!r} raised in the forecast of its trainer {trainer!r}: {_in_words(error)}."
-            ) from error
+        found: Forecast = _asked(entry, entry.forecast, context, f"the forecast of its trainer {trainer!r}")
+        name = context.config.engine.name
+        engine = self._registered["engines"].get(name)
+        if engine is None or engine.forecast is None:
+            return found
+        parts = _asked(engine, engine.forecast, context, f"the forecast of its engine {name!r}")
+        return replace(found, parts=(*found.parts, *parts))
 
     def check_tables(self, config: Config) -> None:
         """Hold the tables of the chosen engine's and trainer's plugins against what they said they may hold.
@@ -212,14 +210,7 @@ class Plugins:
         entry = self._registered["engines"][name]
         if entry.check is None:
             return ()
-        try:
-            return tuple(entry.check(context))
-        except AgenttrainError:
-            raise
-        except Exception as error:
-            raise PluginError(
-                f"Plugin {entry.plugin!r} raised in the check of its engine {name!r}: {_in_words(error)}."
-            ) from error
+        return tuple(_asked(entry, entry.check, context, f"the check of its engine {name!r}"))
 
     def decide_role(self, site: CallSite) -> tuple[Role, str] | None:
         """The first plugin's word on who answers a call, or None.
@@ -388,13 +379,27 @@ def _beside(kind: str, more: Mapping[str, Any]) -> Mapping[str, Any]:
     Raises:
         PluginError: a keyword that this kind doesn't take, or a value that is none of what it may be.
     """
-    known = {"trainers": ("forecast", "settings"), "engines": ("check", "settings")}.get(kind, ())
+    known = {"trainers": ("forecast", "settings"), "engines": ("check", "forecast", "settings")}.get(kind, ())
     for name, value in more.items():
         if name not in known:
             raise PluginError(f"register for {kind} takes no {name}=.{suggestion(name, known)}")
         if value is not None and not callable(value):
             raise PluginError(f"register(…, {name}={value!r}): give something that can be called")
     return more
+
+
+def _asked(entry: _Entry, function: Callable[[Any], Any], context: Any, what: str) -> Any:
+    """What a plugin's function says.
+
+    Raises:
+        PluginError: it raised; an error of agenttrain's own passes.
+    """
+    try:
+        return function(context)
+    except AgenttrainError:
+        raise
+    except Exception as error:
+        raise PluginError(f"Plugin {entry.plugin!r} raised in {what}: {_in_words(error)}.") from error
 
 
 def _manager() -> pluggy.PluginManager:

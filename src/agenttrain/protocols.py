@@ -322,6 +322,8 @@ None."""
 TrainerFactory = Callable[[TrainerContext], Trainer]
 Forecaster = Callable[[ForecastContext], Forecast]
 """Reads no weights and starts nothing."""
+EngineForecaster = Callable[[ForecastContext], Sequence[MemoryPart]]
+"""Of an engine that the local machine will hold; reads no weights and starts nothing."""
 AdvantageEstimator = Callable[[Sequence[float]], list[float]]
 """[G] rewards of one group -> [G] advantages."""
 
@@ -332,6 +334,7 @@ __all__ = [
     "EngineCheck",
     "EngineContext",
     "EngineFactory",
+    "EngineForecaster",
     "Forecast",
     "ForecastContext",
     "Forecaster",
