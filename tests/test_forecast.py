@@ -90,14 +90,35 @@ def test_a_forecast_that_raises_is_its_plugins_fault(project: Any) -> None:
         forecast(job_of(project, plugin))
 
 
-def test_only_trainers_have_forecasts(project: Any) -> None:
-    class Engines:
-        @hookimpl
-        def agenttrain_register_engines(self, register: Any) -> None:
-            register("mine", str, forecast=str)
+class Engines:
+    """A plugin whose engine forecasts what it will hold."""
 
-    with pytest.raises(PluginError, match="register for engines takes no forecast="):
-        prepare(project.graph, cwd=project.folder, flags={}, extra_plugins={"engines": Engines()})
+    @hookimpl
+    def agenttrain_register_engines(self, register: Any) -> None:
+        register("big", str, forecast=self.forecast)
+
+    def forecast(self, context: ForecastContext) -> list[MemoryPart]:
+        return [MemoryPart(process="server", name="weights", memory="machine", n_bytes=GIB * context.n_rollouts)]
+
+
+def test_an_engines_part_is_added_to_its_trainers(project: Any) -> None:
+    flags = {"trainer": {"name": "told"}, "engine": {"name": "big"}}
+    plugins = {"trainers": Trainers(told(3)), "engines": Engines()}
+    job = prepare(project.graph, cwd=project.folder, flags=flags, extra_plugins=plugins)
+    found = forecast(job)
+    assert found is not None
+    assert [(part.process, part.n_bytes) for part in found.parts[-1:]] == [("server", 4 * GIB)]
+    assert found.needed_bytes("machine") == 7 * GIB
+
+
+def test_only_trainers_and_engines_have_forecasts(project: Any) -> None:
+    class Advantages:
+        @hookimpl
+        def agenttrain_register_advantages(self, register: Any) -> None:
+            register("mine", list, forecast=str)
+
+    with pytest.raises(PluginError, match="register for advantages takes no forecast="):
+        prepare(project.graph, cwd=project.folder, flags={}, extra_plugins={"advantages": Advantages()})
 
 
 def test_dry_run_shows_a_line_for_each_part(project: Any, command: Any) -> None:
