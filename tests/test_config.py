@@ -327,3 +327,11 @@ def test_the_environment_is_read_here(monkeypatch: pytest.MonkeyPatch) -> None:
     assert environment("AGENTTRAIN_PLUGINS") == "mine"
     monkeypatch.delenv("AGENTTRAIN_PLUGINS")
     assert environment("AGENTTRAIN_PLUGINS") is None
+
+
+def test_a_table_of_an_integration_may_stand_where_it_is_not_installed() -> None:
+    """One agenttrain.toml serves both; the table is kept as it is, and its trainer keys count where it is chosen."""
+    layer = {"sglang": {"replicas": 2, "trainer": {"steps": 3}}}
+    assert resolve(("agenttrain.toml", layer)).plugins == {"sglang": {"replicas": 2}}
+    assert resolve(("agenttrain.toml", layer)).trainer.steps == 20
+    assert resolve(("agenttrain.toml", {**layer, "engine": {"name": "sglang"}})).trainer.steps == 3

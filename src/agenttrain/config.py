@@ -19,6 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from agenttrain.errors import ConfigError
 
 FILE_NAMES = ("agenttrain.toml", "pyproject.toml")
+INTEGRATIONS = {"sglang": "agenttrain-sglang"}
+"""Plugins of ours that are distributions of their own: one file serves where they are installed and where not."""
 
 T = TypeVar("T", bound="Table")
 
@@ -64,6 +66,8 @@ class TrainerTable(Table):
     """First steps in which only the critic learns (ppo)."""
     micro_batch_tokens: int = Field(8192, ge=1)
     """Padded tokens of one forward and backward pass."""
+    replay_experts: bool = True
+    """Send each token through the experts that the engine sent it through, where the engine told them."""
     max_grad_norm: float = Field(1.0, gt=0)
     warmup_steps: int = Field(2, ge=0)
     final_learning_rate: float = Field(0.1, ge=0, le=1)
@@ -154,12 +158,12 @@ def resolve(*layers: tuple[str, Mapping[str, Any]], plugin_tables: Iterable[str]
 
     Args:
         layers: (where it was written, nested tables), for the error messages. A resolved configuration is one too.
-        plugin_tables: names of tables that plugins own.
+        plugin_tables: names of tables that installed plugins own; those of `INTEGRATIONS` may stand there too.
 
     Raises:
         ConfigError: an unknown key, or a value of a wrong type or range; it names the layer that wrote it.
     """
-    owned = set(plugin_tables) - set(Config.model_fields)
+    owned = {*plugin_tables, *INTEGRATIONS} - set(Config.model_fields)
     flat = [(where, _with_plugins_beside(layer)) for where, layer in layers]
     merged, written = _merged(flat, owned)
     chosen = [merged.get(table, {}).get("name", "local") for table in ("engine", "trainer")]

@@ -338,6 +338,13 @@ class Plugins:
     def _named(self, entries: Mapping[str, T], name: str, what: str) -> T:
         if name in entries:
             return entries[name]
+        from agenttrain.config import INTEGRATIONS
+
+        if name in INTEGRATIONS and name not in self.table_names:
+            raise PluginError(
+                f"No {what} is named {name!r}: {INTEGRATIONS[name]}, which has it, is not in use here. "
+                f"pip install {INTEGRATIONS[name]}, or see agenttrain plugins for why it was left out."
+            )
         left_out = f" {len(self.problems)} plugins were left out: see agenttrain plugins." if self.problems else ""
         raise PluginError(
             f"No {what} is named {name!r}. Installed {what}s: {', '.join(sorted(entries)) or 'none'}."
