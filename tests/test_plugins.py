@@ -299,5 +299,7 @@ def test_loading_imports_nothing_heavy() -> None:
 
 def test_an_integration_that_is_not_in_use_says_how_to_get_it() -> None:
     """`--engine sglang` without agenttrain-sglang names the distribution."""
-    with pytest.raises(PluginError, match="No engine is named 'sglang': agenttrain-sglang, which has it, is not in use"):
+    with pytest.raises(
+        PluginError, match="No engine is named 'sglang': agenttrain-sglang, which has it, is not in use"
+    ):
         Plugins.load(only="local").engine("sglang")
