@@ -119,19 +119,21 @@ def generation_of(answer: Mapping[str, Any], *, sent: Sent, version_of: Version)
         logprobs=_logprobs(meta.get("output_token_logprobs"), ids, sent),
         weight_versions=_weight_versions(meta, len(ids), sent, version_of),
         stop_reason=stop_reason,
-        n_cached_ids=min(int(meta.get("cached_tokens") or 0), len(sent.prompt_ids)),
+        n_cached_ids=_n_cached(meta, sent),
         routed_experts=_routed_experts(meta.get("routed_experts"), len(ids), stop_reason, sent),
     )
 
 
 def _refuse(sent: Sent, seen: str) -> NoReturn:
     raise EngineError(
-        f"The server at {sent.address} gave request {sent.rid} {seen}. Nothing of it is kept; see the server's log."
+        f"The server at {sent.address} answered request {sent.rid} with {seen}. Nothing of it is kept; see the "
+        "server's log."
     )
 
 
 def _stop_reason(finish: Any, ids: Sequence[int], sent: Sent) -> StopReason:
-    """How the answer ended, in our words. An end id that is met with the last id that had room is "length"."""
+    """How the answer ended, in our words. No ids at all, or an end id that is no stop id in the last place, is
+    "length"."""
     if not isinstance(finish, Mapping):
         _refuse(sent, f"finish_reason {finish!r}, and it should be a table with a type")
     match finish.get("type"):
@@ -139,12 +141,12 @@ def _stop_reason(finish: Any, ids: Sequence[int], sent: Sent) -> StopReason:
             if finish.get("matched") == PUT_IN:
                 _refuse(sent, "an id that it put in itself, since a logit was no number: the weights hold NaN or Inf")
             stopped = bool(ids) and ids[-1] in sent.sampling.stop_ids
-            return "stop" if stopped or len(ids) < sent.sampling.max_tokens else "length"
+            return "stop" if stopped or 0 < len(ids) < sent.sampling.max_tokens else "length"
         case "length":
             return "length"
         case "abort":
             if finish.get("status_code") is not None or finish.get("err_type") is not None:
-                _refuse(sent, f"up, with status {finish.get('status_code')}: {finish.get('message')}")
+                _refuse(sent, f"an error, status {finish.get('status_code')}: {finish.get('message')}")
             return "aborted"
         case other:
             _refuse(sent, f"finish_reason type {other!r}, and only stop, length and abort are known")
@@ -190,20 +192,29 @@ def _logprobs(entries: Any, ids: Sequence[int], sent: Sent) -> tuple[float, ...]
 def _weight_versions(meta: Mapping[str, Any], n: int, sent: Sent, version_of: Version) -> tuple[int, ...]:
     """[R] per id where the server tells spans, else the one of the whole call."""
     spans = meta.get("weight_versions")
-    if not isinstance(spans, list) or not spans:
+    if spans is None:
         name = meta.get("weight_version")
         if name is None:
             _refuse(sent, "an answer without weight_version")
         return (version_of(str(name)),) * n
     versions: list[int] = []
-    for span in spans:
-        if span["start"] != len(versions) or span["end"] < span["start"]:
-            break
-        versions += [version_of(str(span["version"]))] * (span["end"] - span["start"])
+    for span in spans if isinstance(spans, list) else ():
+        match span:
+            case {"version": name, "start": int(start), "end": int(end)} if (
+                start == len(versions) and start <= end <= n
+            ):
+                versions += [version_of(str(name))] * (end - start)
+            case _:
+                break
     if len(versions) != n:
-        told = ", ".join(f"{span['version']}: {span['start']} to {span['end']}" for span in spans)
-        _refuse(sent, f"weight versions ({told}) that don't cover its {n} ids one by one")
+        _refuse(sent, f"weight_versions {spans} that don't cover its {n} ids one by one")
     return tuple(versions)
+
+
+def _n_cached(meta: Mapping[str, Any], sent: Sent) -> int:
+    """Of the prompt; a call that was taken back may find its own ids in the cache too."""
+    n = meta.get("cached_tokens")
+    return min(max(n, 0), len(sent.prompt_ids)) if isinstance(n, int) else 0
 
 
 def _routed_experts(encoded: Any, n: int, stop_reason: StopReason, sent: Sent) -> RoutedExperts | None:
