@@ -1,0 +1,69 @@
+"""One real SGLang server for all tests marked `sglang`, on a tiny model; made ready by `agenttrain sglang setup`."""
+
+from __future__ import annotations
+
+import os
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from agenttrain.testing import tiny_model
+from agenttrain_sglang.environment import find_environment
+from agenttrain_sglang.launch import Launch, launch_of
+from agenttrain_sglang.server import ServerProcess, free_port
+from agenttrain_sglang.settings import SglangTable
+
+STARTS_IN_S = 180.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """A server that answers, and the folder that it serves."""
+
+    address: str
+    model: Path
+    process: ServerProcess
+
+
+def launch(model: Path, *, port: int | None = None, arguments: list[str] | None = None) -> Launch:
+    """A small server on a free port, with seeds and metrics."""
+    settings = SglangTable(max_running=32, cache_tokens=16384, arguments=arguments or [])
+    environment = find_environment(settings)
+    return launch_of(settings, environment, model, port=port or free_port(), deterministic=True)
+
+
+def wait_until_healthy(process: ServerProcess) -> None:
+    end = time.monotonic() + STARTS_IN_S
+    while True:
+        try:
+            with urllib.request.urlopen(f"{process.address}/health", timeout=5) as answer:
+                if answer.status == 200:
+                    return
+        except OSError:
+            pass
+        assert process.has_ended() is None, process.has_ended()
+        assert time.monotonic() < end, f"no answer in {STARTS_IN_S} s; see {process.log}"
+        time.sleep(0.25)
+
+
+@pytest.fixture(scope="session")
+def small_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A qwen3 of 10,000 parameters."""
+    return tiny_model(tmp_path_factory.mktemp("sglang-model") / "model")
+
+
+@pytest.fixture(scope="session")
+def server(small_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """The shared server. A test that changes its weights gives it back with other weights, under a version of its own."""
+    process = ServerProcess(launch(small_folder), log=tmp_path_factory.mktemp("sglang-server") / "server.log")
+    try:
+        wait_until_healthy(process)
+        yield RunningServer(process.address, small_folder, process)
+    finally:
+        process.kill()
