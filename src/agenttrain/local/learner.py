@@ -82,6 +82,8 @@ class Training:
     n_updates: int
     value_loss: float | None
     """None without a critic."""
+    unreplayed: Gap | None = None
+    """Where tokens route anew instead, of one micro-batch. None: no experts were replayed."""
 
 
 class Learner:
@@ -173,19 +175,22 @@ class Learner:
         losses: list[float] = []
         norms: list[float] = []
         passes: list[PassResult] = []
+        unreplayed: Gap | None = None
         for epoch in range(self._settings.epochs):
             parts = self._parts(kept, step, epoch, weight_version)
             if epoch == 0:  # the first part's own passes see the weights that sampled it; the others are read before
                 gaps = [gap for part in parts[1:] for gap in self._passes.each(self._gap, part)]
+                unreplayed = self._unreplayed_gap(parts)
             for n, part in enumerate(parts):
                 done, norm = self._update(part, step)
                 gaps += [each.gap for each in done] if epoch == n == 0 else []
                 losses.append(sum(each.loss for each in done))
                 norms.append(norm)
                 passes += done
-        return _training(
+        training = _training(
             passes, gaps, losses, norms, n_epochs=self._settings.epochs, has_critic=self.critic is not None
         )
+        return replace(training, unreplayed=unreplayed)
 
     def _parts(self, kept: Sequence[Lesson], step: int, epoch: int, weight_version: int) -> list[list[MicroBatch]]:
         """The updates of one epoch, each laid out."""
@@ -296,6 +301,16 @@ class Learner:
         if self._settings.importance_cap is not None:
             return _gap(batch, batch.old_logprobs)  # the trainer's own, measured already
         batch = batch.to(self._passes.device)
+        with torch.no_grad():
+            return _gap(batch, self._passes.log_probabilities(batch))
+
+    def _unreplayed_gap(self, parts: Sequence[Sequence[MicroBatch]]) -> Gap | None:
+        """What the gap would be if tokens routed anew, by one more pass over the first rows that have experts."""
+        batches = (batch for part in parts for batch in part if batch.experts is not None and batch.fresh.any())
+        first = next(batches, None)
+        if first is None:
+            return None
+        batch = replace(first, experts=None).to(self._passes.device)
         with torch.no_grad():
             return _gap(batch, self._passes.log_probabilities(batch))
 

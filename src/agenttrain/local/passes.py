@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -16,6 +17,7 @@ import torch
 from agenttrain.config import Config
 from agenttrain.local import policy
 from agenttrain.local.learnable import Learnable
+from agenttrain.local.routing import Replay
 from agenttrain.local.shared_prefix import logits_after, works
 from agenttrain.trainer.algorithms import chosen
 from agenttrain.trainer.batches import Lesson, MicroBatch, micro_batches
@@ -34,7 +36,9 @@ class Passes:
         self._logits = learnable.logits
         self._max_tokens, self._temperature = config.trainer.micro_batch_tokens, config.sampling.temperature
         self._mean, self._constant = chosen(config.trainer).loss, config.limits.tokens
-        model = learnable.model
+        self._model = model = learnable.model
+        self._replays_experts = config.trainer.replay_experts
+        self._replay: Replay | None = None
         self._padding_id = _padding_id(model.config)
         shares = works(
             learnable.logits,
@@ -48,7 +52,11 @@ class Passes:
         )
 
     def laid_out(self, part: Sequence[Lesson], *, weight_version: int) -> list[MicroBatch]:
-        """The lessons of one update as micro-batches."""
+        """The lessons of one update as micro-batches.
+
+        Raises:
+            ConfigError: the engine told experts that this model can't be sent through.
+        """
         return micro_batches(
             part,
             mean=self._mean,
@@ -58,7 +66,18 @@ class Passes:
             padding_id=self._padding_id,
             shortest_prefix=self.shortest_prefix,
             constant=self._constant,
+            replays_experts=self._are_replayed(part),
         )
+
+    def _are_replayed(self, part: Sequence[Lesson]) -> bool:
+        """Whether lessons hold experts to go through; looks for the model's routers when they first do."""
+        if not self._replays_experts:
+            return False
+        told = [x.routed_experts for lesson in part for x in lesson.samples if x.routed_experts is not None]
+        for experts in told:
+            self._replay = self._replay or Replay(self._model)
+            self._replay.check(experts)
+        return bool(told)
 
     def each(self, function: Callable[[MicroBatch], T], batches: Sequence[MicroBatch]) -> Iterator[T]:
         """function(batch) of each, as many at once as there are workers, in their order."""
@@ -68,15 +87,20 @@ class Passes:
     def log_probabilities(self, batch: MicroBatch, logits: policy.Logits | None = None) -> torch.Tensor:
         """[N] of the trained tokens, at the temperature of sampling; by the learnable itself, or another model.
 
+        Another model (a reference) routes by itself: the experts that were told are a choice of this one.
+
         Rows are padded on the right and attention is causal, so that no real position sees padding and no mask is
         needed; models with recurrent layers are right for the same reason.
         """
-        logits = logits or self._logits
         if len(batch.prefix):
-            picked = logits_after(logits, batch.prefix, batch.flat, batch.input_ids)
+            picked = logits_after(logits or self._logits, batch.prefix, batch.flat, batch.input_ids)
         else:
-            picked = logits.at(batch.flat, batch.input_ids, use_cache=False)
+            with self._routed(batch.experts if logits is None else None):
+                picked = (logits or self._logits).at(batch.flat, batch.input_ids, use_cache=False)
         return -torch.nn.functional.cross_entropy(picked / self._temperature, batch.targets, reduction="none")
+
+    def _routed(self, experts: torch.Tensor | None) -> AbstractContextManager[None]:
+        return nullcontext() if self._replay is None else self._replay.of(experts)
 
     def hidden(self) -> torch.Tensor:
         """[N, H] states of this thread's last pass at the positions that predict the trained tokens."""

@@ -278,4 +278,7 @@ def _metrics(
         }
         if training.value_loss is not None:
             metrics["value_loss"] = training.value_loss
+        if training.unreplayed is not None:
+            metrics["logprob_gap_unreplayed_mean"] = training.unreplayed.total / max(1, training.unreplayed.n)
+            metrics["logprob_gap_unreplayed_max"] = training.unreplayed.largest
     return metrics

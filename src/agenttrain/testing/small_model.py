@@ -32,7 +32,9 @@ TEMPLATE = """\
 """
 
 
-def tiny_model(folder: str | Path, *, seed: int = 0, hidden_size: int = 16, layers: int = 2) -> Path:
+def tiny_model(
+    folder: str | Path, *, seed: int = 0, hidden_size: int = 16, layers: int = 2, experts: int | None = None
+) -> Path:
     """Write a model folder that can be sampled, trained and exported; about 10,000 parameters.
 
     Args:
@@ -40,6 +42,8 @@ def tiny_model(folder: str | Path, *, seed: int = 0, hidden_size: int = 16, laye
         seed: of the weights.
         hidden_size: a multiple of 4.
         layers: from 1.
+        experts: of a mixture, from 2, of which each token takes 2; with several layers the second is a dense one. None:
+            all layers are dense.
 
     Returns:
         The folder. Its family is "default": the chat template in it.
@@ -47,35 +51,54 @@ def tiny_model(folder: str | Path, *, seed: int = 0, hidden_size: int = 16, laye
     Example: tiny_model(tmp_path / "model") takes a second the first time in a process, for the import of transformers.
     """
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
 
     from agenttrain.local.policy import quietly
 
     folder = Path(folder)
     shutil.rmtree(folder, ignore_errors=True)
     tokenizer = _tokenizer()
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=hidden_size,
-        intermediate_size=2 * hidden_size,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=hidden_size // 4,
-        max_position_embeddings=MAX_LENGTH,
-        tie_word_embeddings=True,
-        initializer_range=0.4,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
+    sizes = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": hidden_size,
+        "intermediate_size": 2 * hidden_size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": hidden_size // 4,
+        "max_position_embeddings": MAX_LENGTH,
+        "tie_word_embeddings": True,
+        "initializer_range": 0.4,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = Qwen3ForCausalLM(config)
+        model = _dense(sizes) if experts is None else _mixture(sizes, experts)
     with quietly():
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def _dense(sizes: dict[str, Any]) -> Any:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    return Qwen3ForCausalLM(Qwen3Config(**sizes))
+
+
+def _mixture(sizes: dict[str, Any], n_experts: int) -> Any:
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    config = Qwen3MoeConfig(
+        **sizes,
+        num_experts=n_experts,
+        num_experts_per_tok=2,
+        moe_intermediate_size=sizes["hidden_size"],
+        norm_topk_prob=True,
+        mlp_only_layers=[1] if sizes["num_hidden_layers"] > 1 else [],
+    )
+    return Qwen3MoeForCausalLM(config)
 
 
 def _tokenizer() -> Any:

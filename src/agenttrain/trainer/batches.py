@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from agenttrain.errors import SampleError, TrainerError
@@ -130,6 +131,8 @@ class MicroBatch:
     """[N] the critic's, when the step began."""
     returns: torch.Tensor | None = None
     """[N]"""
+    experts: torch.Tensor | None = None
+    """[B, T, layers, K] that each id goes through, -1 where it routes by itself. None: all do."""
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same with its tensors on a device."""
@@ -253,6 +256,7 @@ def micro_batches(
     padding_id: int,
     shortest_prefix: int | None = None,
     constant: int = 1,
+    replays_experts: bool = False,
 ) -> list[MicroBatch]:
     """Lay out one update in passes of similar length.
 
@@ -262,6 +266,8 @@ def micro_batches(
         weight_version: of the weights that this step began with.
         shortest_prefix: a common beginning of a pass of at least this many ids is read once. None: never.
         constant: tokens that a rollout may have, for the mean of that name.
+        replays_experts: ids go through the experts that their samples hold. Rows that begin alike may have been routed
+            differently there, so that nothing is read once for several.
     """
     flat = [(lesson, n, *row) for lesson in part for n, row in enumerate(lesson.rows)]
     weights = token_weights(
@@ -279,7 +285,8 @@ def micro_batches(
     return [
         _micro_batch(
             items,
-            n_prefix=_n_shared([row.sample for row in items], shortest_prefix),
+            n_prefix=0 if replays_experts else _n_shared([row.sample for row in items], shortest_prefix),
+            experts=_experts([row.sample for row in items]) if replays_experts else None,
             weight_version=weight_version,
             padding_id=padding_id,
         )
@@ -326,7 +333,23 @@ def _even_cuts(lengths: Sequence[int], max_tokens: int, n_workers: int) -> list[
     return _cuts(lengths, high)
 
 
-def _micro_batch(rows: Sequence[_Row], *, n_prefix: int, weight_version: int, padding_id: int) -> MicroBatch:
+def _experts(samples: Sequence[Sample]) -> torch.Tensor | None:
+    """[B, T, layers, K] of rows of which some may lack them. None: all lack them."""
+    told = [sample.routed_experts for sample in samples]
+    known = [experts for experts in told if experts is not None]
+    if not known:
+        return None
+    width = max(len(sample.prompt_ids) + len(sample.response_ids) for sample in samples) - 1
+    laid = np.full((len(samples), width, known[0].n_layers, known[0].n_chosen), -1, np.int16)
+    for row, experts in zip(laid, told, strict=True):
+        if experts is not None:
+            row[: experts.end] = np.frombuffer(experts.data, "<u2").reshape(-1, *row.shape[1:])
+    return torch.from_numpy(laid)
+
+
+def _micro_batch(
+    rows: Sequence[_Row], *, n_prefix: int, experts: torch.Tensor | None, weight_version: int, padding_id: int
+) -> MicroBatch:
     width = max(row.n_ids for row in rows) - 1 - n_prefix
     input_ids: list[list[int]] = []
     flat: list[int] = []
@@ -366,6 +389,7 @@ def _micro_batch(rows: Sequence[_Row], *, n_prefix: int, weight_version: int, pa
         reference_logprobs=_joined([each.reference_logprobs for each in measured]),
         values=_joined([each.values for each in measured]),
         returns=_joined([each.returns for each in measured]),
+        experts=experts,
     )
 
 
