@@ -14,6 +14,7 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from agenttrain.testing import tiny_model
+
 from agenttrain_sglang.environment import find_environment
 from agenttrain_sglang.launch import Launch, launch_of
 from agenttrain_sglang.server import ServerProcess, free_port
@@ -60,7 +61,7 @@ def small_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(small_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """The shared server. A test that changes its weights gives it back with other weights, under a version of its own."""
+    """The shared server. Its weights may be other ones than the folder's after a test that has changed them."""
     process = ServerProcess(launch(small_folder), log=tmp_path_factory.mktemp("sglang-server") / "server.log")
     try:
         wait_until_healthy(process)
