@@ -9,6 +9,7 @@ snapshot      the same weights as files     tags       what a server calls its w
 faults        what the caller must do next  server_http  plain HTTP with time limits
 """
 
+from agenttrain_sglang.weights.adapter import drop_adapter, push_adapter
 from agenttrain_sglang.weights.choice import Choice, Trainer, choose, open_link
 from agenttrain_sglang.weights.faults import ServerSpoiled, WeightsRefused
 from agenttrain_sglang.weights.push import Link, Pushed, push
@@ -26,6 +27,8 @@ __all__ = [
     "Trainer",
     "WeightsRefused",
     "choose",
+    "drop_adapter",
     "open_link",
     "push",
+    "push_adapter",
 ]

@@ -46,6 +46,8 @@ class Choice:
     """torch dtype they travel in. None: each its own, where the server doesn't say what it wants."""
     n_ranks: int
     """The server's tensor-parallel size."""
+    can_prove: bool
+    """The server's checksums can be computed on this side too (`proof`)."""
     why: str
     """One sentence for users."""
 
@@ -75,11 +77,13 @@ def choose(
     name = _name(settings, obstacles, is_here=is_here)
     backend = _backend(trainer, facts)
     dtype = DTYPES.get(str(facts.get("dtype")).removeprefix("torch."))
+    n_ranks = int(facts.get("tp_size") or 1)
     return Choice(
         name=name,
         backend=backend,
         dtype=dtype,
-        n_ranks=int(facts.get("tp_size") or 1),
+        n_ranks=n_ranks,
+        can_prove=facts.get("device") == "cpu" and n_ranks == 1 and dtype is not None,
         why=_sentence(name, backend, dtype, settings, is_here=is_here),
     )
 
@@ -101,7 +105,7 @@ def open_link(choice: Choice, *, address: str, timeout_s: float, model_folder: s
     else:
         transport = DiskTransport(http)
     shapes = shapes_of(model_folder) if model_folder is not None else None
-    return Link(http, transport, why=choice.why, shapes=shapes)
+    return Link(http, transport, why=choice.why, shapes=shapes, can_prove=choice.can_prove)
 
 
 def is_this_machine(address: str) -> bool:

@@ -19,6 +19,7 @@ from agenttrain_sglang.weights.buckets import MIB, Bucket, in_buckets
 from agenttrain_sglang.weights.disk import DiskTransport
 from agenttrain_sglang.weights.faults import ServerSpoiled, WeightsRefused
 from agenttrain_sglang.weights.group import GroupTransport
+from agenttrain_sglang.weights.proof import Proof
 from agenttrain_sglang.weights.server_http import Gone, Http, Refused
 from agenttrain_sglang.weights.session import UpdateSession
 from agenttrain_sglang.weights.shapes import Shapes
@@ -38,6 +39,8 @@ class Pushed:
     """Of these, how long no token could be sampled."""
     n_bytes: int
     n_buckets: int
+    n_compared: int
+    """Tensors whose checksum in the server is that of what was sent. 0: it could not be told."""
     how: str
     """One sentence for users: how they travelled, and why so."""
 
@@ -45,18 +48,23 @@ class Pushed:
 class Link:
     """How weights get into one incarnation of one server. One push at a time."""
 
-    def __init__(self, http: Http, transport: Transport, *, why: str, shapes: Shapes | None = None) -> None:
+    def __init__(
+        self, http: Http, transport: Transport, *, why: str, shapes: Shapes | None = None, can_prove: bool = False
+    ) -> None:
         """Ask nothing yet.
 
         Args:
             why: the sentence of the choice.
             shapes: what the server's model looks like. None: it can't be read from here.
+            can_prove: the server's checksums can be computed here too.
         """
         self.address, self.transport, self.why = http.address, transport, why
         self._http, self._shapes = http, shapes
         self._session = UpdateSession(http, has_sessions=transport.has_sessions)
+        self._proof = Proof(http, can_be_made=can_prove)
         self._has_begun = self._is_touched = False
         self.pause_s = 0.0
+        self.n_compared = 0
 
     def take(self, bucket: Bucket, *, tag: str, folder: Path | None) -> None:
         """Send a bucket; with the last one the new weights count.
@@ -70,6 +78,7 @@ class Link:
         """
         if bucket.number == 0:
             self._has_begun = self._is_touched = False
+            self._proof.begin()
         try:
             self._take(bucket, tag, folder)
         except WeightsRefused as refusal:
@@ -111,6 +120,7 @@ class Link:
     def _take(self, bucket: Bucket, tag: str, folder: Path | None) -> None:
         if self._shapes is not None:
             self._shapes.check(bucket)
+        self._proof.see(bucket)
         by_file = isinstance(self.transport, DiskTransport)
         if by_file and not bucket.is_last:
             return
@@ -126,7 +136,9 @@ class Link:
         else:
             self.transport.load(bucket, tag=tag if bucket.is_last else None)
         if bucket.is_last:
-            self.pause_s = self._session.end(tag)
+            self._session.end(tag)
+            self.n_compared = self._proof.check()
+            self.pause_s = self._session.go_on()
             self._has_begun = self._is_touched = False
 
     def _fault(self, fault: Refused | Gone, tag: str) -> EngineError:
@@ -143,7 +155,7 @@ def push(
     weights: Iterable[tuple[str, Any]],
     tag: str,
     *,
-    bucket_mib: int,
+    bucket_mib: float,
     dtype: Any = None,
     snapshot: Snapshot | None = None,
 ) -> dict[str, Pushed | EngineError]:
@@ -163,7 +175,7 @@ def push(
     began = time.perf_counter()
     part = snapshot.begin() if snapshot is not None else None
     going = _Going(links, tag, part)
-    buckets = in_buckets(weights, n_bytes=bucket_mib * MIB, dtype=dtype, device=links[0].transport.device)
+    buckets = in_buckets(weights, n_bytes=int(bucket_mib * MIB), dtype=dtype, device=links[0].transport.device)
     try:
         for bucket in buckets:
             going.send(bucket)
@@ -235,6 +247,7 @@ class _Going:
             pause_s=link.pause_s if self.n_buckets else 0.0,
             n_bytes=self.n_bytes,
             n_buckets=self.n_buckets,
+            n_compared=link.n_compared if self.n_buckets else 0,
             how=link.why,
         )
 

@@ -53,11 +53,8 @@ class UpdateSession:
             self._http.post("/end_weight_update", {})
             self._http.post("/begin_weight_update", {})
 
-    def end(self, tag: str) -> float:
-        """Make the new weights count, and sample again.
-
-        Returns:
-            Seconds since `begin`.
+    def end(self, tag: str) -> None:
+        """Make the new weights count; nothing is sampled yet.
 
         Raises:
             ServerSpoiled: the server calls its weights something else than `tag`.
@@ -66,6 +63,16 @@ class UpdateSession:
         if self._has_sessions:
             self._http.post("/end_weight_update", {})
         self.check(tag)
+
+    def go_on(self) -> float:
+        """Sample again.
+
+        Returns:
+            Seconds since `begin`.
+
+        Raises:
+            Refused, Gone: the server said no, or nothing.
+        """
         self._http.post("/continue_generation", {}, timeout_s=SHORT_S)
         return time.perf_counter() - self._paused_at
 
