@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sqlite3
@@ -12,10 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agenttrain.capture.rows import result_rows, turn_row
 from agenttrain.capture.store import Intent, SqliteStore, read_store
 from agenttrain.errors import CaptureError, RunError
 from agenttrain.records import (
@@ -26,6 +29,7 @@ from agenttrain.records import (
     Rollout,
     RolloutRequest,
     RolloutResult,
+    RoutedExperts,
     Sample,
     Sampling,
     Task,
@@ -33,6 +37,9 @@ from agenttrain.records import (
     Turn,
     TurnSpan,
 )
+from agenttrain.sample.build import build_samples
+from agenttrain.testing import strategies
+from agenttrain.trajectory.tree import trajectories
 
 LOGPROBS = st.floats(max_value=0.0, allow_nan=False)
 IDS = st.integers(0, 2**31 - 1)
@@ -433,3 +440,128 @@ def test_a_turn_is_found_by_its_id_and_by_its_spans(tmp_path: Path) -> None:
     view = read_store(tmp_path)
     assert view.turn("r#0") == view.turn_of_span("ab" * 8) == made
     assert view.turn("r#1") is view.turn_of_span("") is view.turn_of_span("cd" * 8) is None
+
+
+# Routed experts
+
+
+def experts(start: int, end: int) -> RoutedExperts:
+    rows = np.arange(start * 6, end * 6, dtype="<u2") * 11
+    return RoutedExperts(start=start, n_layers=3, n_chosen=2, data=rows.tobytes())
+
+
+def routed_result() -> RolloutResult:
+    """Two turns and a branch off the first; all tell."""
+    turns = (
+        turn("a", routed_experts=experts(0, 2)),
+        turn("b", index=1, prompt_ids=(1, 2, 3, 4), response_ids=(5,), extends="a", routed_experts=experts(2, 4)),
+        turn("c", index=2, prompt_ids=(1, 2, 3, 9), response_ids=(6,), extends="a", routed_experts=experts(2, 4)),
+    )
+    plain = result()
+    paths = trajectories(turns)
+    return replace(plain, turns=turns, trajectories=paths, samples=build_samples(plain.rollout, paths))
+
+
+def put(folder: Path, written: RolloutResult) -> SqliteStore:
+    store = SqliteStore(folder)
+    for each in written.turns:
+        store.put_turn(each)
+    store.put_result(written)
+    store.close()
+    return store
+
+
+def test_routed_experts_are_read_back_equal_and_are_written_once(tmp_path: Path) -> None:
+    """A path's rows are those of its turns, of the branch's history too; only the turns' rows hold any."""
+    written = routed_result()
+    assert [path.routed_experts for path in written.trajectories] == [experts(0, 4), experts(0, 4)]
+    store = put(tmp_path, written)
+    view = read_store(tmp_path)
+    assert list(view.results()) == [written]
+    assert view.trajectories("r") == written.trajectories
+    connection = sqlite3.connect(store.path)
+    for table in ("trajectories", "samples"):
+        assert connection.execute(f"SELECT routed_experts FROM {table}").fetchall() == [(b"",), (b"",)]
+    connection.close()
+
+
+@settings(max_examples=200, deadline=None)
+@given(strategies.results())
+def test_any_result_is_read_back_equal(tmp_path_factory: pytest.TempPathFactory, written: RolloutResult) -> None:
+    folder = tmp_path_factory.mktemp("store")
+    put(folder, written)
+    assert list(read_store(folder).results()) == [written]
+
+
+def test_experts_that_are_not_those_of_the_turns_are_kept_as_they_are(tmp_path: Path) -> None:
+    """Nothing is lost where somebody else made the trajectories, or left them out of the samples."""
+    made = routed_result()
+    other = replace(made.trajectories[0], routed_experts=replace(experts(1, 5), start=0))
+    bare = tuple(replace(sample, routed_experts=None) for sample in made.samples)
+    written = replace(made, trajectories=(other, made.trajectories[1]), samples=bare)
+    put(tmp_path, written)
+    assert list(read_store(tmp_path).results()) == [written]
+
+
+def test_a_trained_sample_is_kept_without_its_experts(tmp_path: Path) -> None:
+    sample = routed_result().samples[0]
+    store = SqliteStore(tmp_path)
+    store.put_trained(1, 0, [sample])
+    store.close()
+    assert read_store(tmp_path).trained_samples() == [replace(sample, routed_experts=None)]
+
+
+def test_a_result_whose_turns_are_missing_is_told(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path)
+    store.put_result(routed_result())
+    store.close()
+    with pytest.raises(CaptureError, match="rollout r takes its routed experts from turns that its file has not"):
+        list(read_store(tmp_path).results())
+
+
+SCHEMA_2 = """
+CREATE TABLE begun (rollout_id TEXT PRIMARY KEY, started_at REAL NOT NULL, body TEXT NOT NULL);
+CREATE TABLE intents (turn_id TEXT PRIMARY KEY, rollout_id TEXT NOT NULL, started_at REAL NOT NULL);
+CREATE INDEX intents_of_rollout ON intents (rollout_id);
+CREATE TABLE turns (id TEXT PRIMARY KEY, rollout_id TEXT NOT NULL, body TEXT NOT NULL, prompt_ids BLOB NOT NULL,
+    response_ids BLOB NOT NULL, response_logprobs BLOB NOT NULL, weight_versions BLOB NOT NULL);
+CREATE INDEX turns_of_rollout ON turns (rollout_id);
+CREATE TABLE results (rollout_id TEXT PRIMARY KEY, body TEXT NOT NULL);
+CREATE TABLE trajectories (rollout_id TEXT NOT NULL, place INTEGER NOT NULL, body TEXT NOT NULL,
+    prompt_ids BLOB NOT NULL, response_ids BLOB NOT NULL, response_mask BLOB NOT NULL, response_logprobs BLOB NOT NULL,
+    weight_versions BLOB NOT NULL, PRIMARY KEY (rollout_id, place));
+CREATE TABLE samples (rollout_id TEXT NOT NULL, place INTEGER NOT NULL, body TEXT NOT NULL, prompt_ids BLOB NOT NULL,
+    response_ids BLOB NOT NULL, response_mask BLOB NOT NULL, response_logprobs BLOB NOT NULL,
+    PRIMARY KEY (rollout_id, place));
+CREATE TABLE trained (rollout_id TEXT NOT NULL, place INTEGER NOT NULL, step INTEGER NOT NULL, life INTEGER NOT NULL,
+    body TEXT NOT NULL, prompt_ids BLOB NOT NULL, response_ids BLOB NOT NULL, response_mask BLOB NOT NULL,
+    response_logprobs BLOB NOT NULL, staleness INTEGER, advantages BLOB NOT NULL, PRIMARY KEY (rollout_id, place));
+"""
+"""What agenttrain wrote before it knew routed experts."""
+
+
+def test_records_of_version_2_are_read(tmp_path: Path) -> None:
+    written = result()
+    connection = sqlite3.connect(tmp_path / "00000-1-0a0b0c0d.db")
+    connection.executescript(SCHEMA_2 + "PRAGMA user_version=2;")
+    n_columns = {"turns": 7, "trajectories": 8, "samples": 7, "results": 2}
+    for table, values in [*map(turn_row, written.turns), *result_rows(written)]:
+        kept = [as_version_2(each) if isinstance(each, str) else each for each in values[: n_columns[table]]]
+        connection.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(kept))})", kept)
+    connection.commit()
+    connection.close()
+    view = read_store(tmp_path)
+    assert list(view.results()) == [written]
+    assert view.turns("r") == written.turns
+    assert view.trajectories("r") == written.trajectories
+
+
+def as_version_2(text: str) -> str:
+    """A body without what version 3 brought; other texts as they are."""
+    if not text.startswith("{"):
+        return text
+    body = json.loads(text)
+    body.pop("routed_experts", None)
+    if body.get("sampling"):
+        del body["sampling"]["experts_from"]
+    return json.dumps(body)

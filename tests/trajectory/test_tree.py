@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from agenttrain.records import (
     Rollout,
     RolloutRequest,
     RolloutResult,
+    RoutedExperts,
     StopReason,
     Task,
     Trajectory,
@@ -313,3 +316,62 @@ def test_two_different_turns_with_one_id_are_refused() -> None:
 def test_the_same_turn_given_twice_counts_once() -> None:
     one = turn("a", [1], [2], break_cause="first_turn")
     assert trajectories([one, one]) == trajectories([one])
+
+
+# Routed experts
+
+
+def rows_of(ids: Sequence[int], start: int, end: int) -> RoutedExperts:
+    """What an engine would tell of ids: each row says all that was read up to its position."""
+    sums = [[zlib.crc32(repr(tuple(ids[: at + 1])).encode()) % 65536] * 2 for at in range(start, end)]
+    data = b"".join(number.to_bytes(2, "little") for row in sums for number in row)
+    return RoutedExperts(start=start, n_layers=1, n_chosen=2, data=data)
+
+
+def telling(turns: Sequence[Turn], silent: int) -> list[Turn]:
+    """The turns as a recorder keeps them where the engine tells experts; those that bits of `silent` name lack them."""
+    kept: dict[str, Turn] = {}
+    for each in turns:
+        parent = kept.get(each.extends or "")
+        known = parent.routed_experts if parent is not None and extends_exactly(each, parent) else None
+        ids, start = each.prompt_ids + each.response_ids, known.end if known else 0
+        if each.response_ids and not silent >> each.index & 1:
+            each = replace(each, routed_experts=rows_of(ids, start, len(ids) - 1))
+        kept[each.id] = each
+    return list(kept.values())
+
+
+def path_of(trajectory: Trajectory, turns: Sequence[Turn]) -> list[Turn]:
+    by_id = {each.id: each for each in turns if each.response_ids}
+    found = [by_id[trajectory.spans[-1].turn_id]]
+    while (parent := by_id.get(found[-1].extends or "")) is not None and extends_exactly(found[-1], parent):
+        found.append(parent)
+    return found
+
+
+@MANY
+@given(GENES, st.integers(0, 511) | st.just(0), st.randoms(use_true_random=False))
+def test_a_trajectory_has_the_experts_of_every_id_that_was_read(genes: bytes, silent: int, random: Random) -> None:
+    """At its own position, whatever turns and trajectories told it and in whatever order they come; or none at all."""
+    turns = telling(rollout(genes), silent)
+    random.shuffle(turns)
+    for trajectory in trajectories(turns):
+        whole = path(trajectory)
+        told = all(each.routed_experts is not None for each in path_of(trajectory, turns))
+        assert trajectory.routed_experts == (rows_of(whole, 0, len(whole) - 1) if told else None)
+
+
+def test_a_branch_begins_with_the_rows_that_the_other_chain_told() -> None:
+    """The last id that the first turn sampled was read by each turn that goes on: its row may differ between them."""
+    first = turn("a", (1, 2), (3, 4), routed_experts=numbered(0, 10, 11, 12))
+    goes_on = turn("b", (1, 2, 3, 4, 5), (6,), extends="a", routed_experts=numbered(3, 23, 24))
+    branch = turn("c", (1, 2, 3, 4, 7), (8,), extends="a", routed_experts=numbered(3, 33, 34))
+    made = trajectories([first, goes_on, branch])
+    assert [each.routed_experts for each in made] == [
+        numbered(0, 10, 11, 12, 23, 24),
+        numbered(0, 10, 11, 12, 33, 34),
+    ]
+
+
+def numbered(start: int, *experts: int) -> RoutedExperts:
+    return RoutedExperts(start=start, n_layers=1, n_chosen=1, data=b"".join(n.to_bytes(2, "little") for n in experts))

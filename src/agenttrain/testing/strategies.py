@@ -7,6 +7,8 @@ Example:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, get_args
 
 from hypothesis import strategies as st
@@ -22,6 +24,7 @@ from agenttrain.records import (
     Rollout,
     RolloutRequest,
     RolloutResult,
+    RoutedExperts,
     Sample,
     Sampling,
     Status,
@@ -119,7 +122,7 @@ def conversations(draw: st.DrawFn, *, rollout_id: str = "rollout", max_turns: in
             prompt = (*last.prompt_ids, *last.response_ids, *draw(token_ids(min_size=1, max_size=4)))
             turn = _extending(turn, last, prompt)
         made.append(turn)
-    return tuple(made)
+    return _telling(draw, made)
 
 
 def trajectories(*, max_turns: int = 5) -> SearchStrategy[Trajectory]:
@@ -195,7 +198,21 @@ def samples() -> SearchStrategy[Sample]:
     return results().map(lambda result: result.samples).filter(bool).flatmap(st.sampled_from)
 
 
-def _extending(turn: Turn, last: Turn, prompt_ids: Ids) -> Turn:
-    from dataclasses import replace
+def _telling(draw: st.DrawFn, made: Sequence[Turn]) -> tuple[Turn, ...]:
+    """The turns as they are where the engine tells experts: of all of them, of some, or of none."""
+    n_layers, n_chosen, tells = draw(st.tuples(st.integers(1, 3), st.integers(1, 2), st.sampled_from((0, 1, 2))))
+    by_id: dict[str, Turn] = {}
+    for turn in made:
+        if tells == 2 or (tells == 1 and draw(st.booleans())):
+            parent = by_id[turn.extends].routed_experts if turn.extends else None
+            start, end = parent.end if parent else 0, len(turn.prompt_ids) + len(turn.response_ids) - 1
+            n = 2 * (end - start) * n_layers * n_chosen
+            data = draw(st.binary(min_size=n, max_size=n))
+            experts = RoutedExperts(start=start, n_layers=n_layers, n_chosen=n_chosen, data=data)
+            turn = replace(turn, routed_experts=experts)
+        by_id[turn.id] = turn
+    return tuple(by_id.values())
 
+
+def _extending(turn: Turn, last: Turn, prompt_ids: Ids) -> Turn:
     return replace(turn, prompt_ids=prompt_ids, extends=last.id, break_cause=None)
