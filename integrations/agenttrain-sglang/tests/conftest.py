@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,11 +33,12 @@ class RunningServer:
     process: ServerProcess
 
 
-def launch(model: Path, *, port: int | None = None, arguments: list[str] | None = None) -> Launch:
-    """A small server on a free port, with seeds and metrics."""
-    settings = SglangTable(max_running=32, cache_tokens=16384, arguments=arguments or [])
-    environment = find_environment(settings)
-    return launch_of(settings, environment, model, port=port or free_port(), deterministic=True)
+def small_launch(model: Path, *, port: int | None = None, **others: Any) -> Launch:
+    """A small server on a free port, with seeds and metrics; `others` as launch_of takes them."""
+    settings = SglangTable(max_running=32, cache_tokens=16384)
+    return launch_of(
+        settings, find_environment(settings), model, port=port or free_port(), deterministic=True, **others
+    )
 
 
 def wait_until_healthy(process: ServerProcess) -> None:
@@ -54,6 +56,18 @@ def wait_until_healthy(process: ServerProcess) -> None:
 
 
 @pytest.fixture(scope="session")
+def launch_small() -> Callable[..., Launch]:
+    """small_launch, for tests that start servers of their own."""
+    return small_launch
+
+
+@pytest.fixture(scope="session")
+def until_healthy() -> Callable[[ServerProcess], None]:
+    """wait_until_healthy, for tests that start servers of their own."""
+    return wait_until_healthy
+
+
+@pytest.fixture(scope="session")
 def small_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A qwen3 of 10,000 parameters."""
     return tiny_model(tmp_path_factory.mktemp("sglang-model") / "model")
@@ -62,7 +76,7 @@ def small_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def server(small_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """The shared server. Its weights may be other ones than the folder's after a test that has changed them."""
-    process = ServerProcess(launch(small_folder), log=tmp_path_factory.mktemp("sglang-server") / "server.log")
+    process = ServerProcess(small_launch(small_folder), log=tmp_path_factory.mktemp("sglang-server") / "server.log")
     try:
         wait_until_healthy(process)
         yield RunningServer(process.address, small_folder, process)

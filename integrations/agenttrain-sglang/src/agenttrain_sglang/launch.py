@@ -63,13 +63,28 @@ OWNED: Mapping[str, str] = {
 }
 """Arguments that agenttrain sets, and where to set them instead."""
 
-DROPPED = (
-    *("PYTHON", "VIRTUAL_ENV", "CONDA_", "AGENTTRAIN_", "RAY_", "VERL_", "TORCHELASTIC_", "OMP_", "OTEL_SERVICE_NAME"),
-    *("OTEL_TRACES_", "OTEL_METRICS_", "OTEL_LOGS_", "OTEL_PYTHON_", "SGLANG_RETURN_ORIGINAL_LOGPROB"),
-    *("MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"),
-    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+DROPPED = frozenset(
+    [
+        "VIRTUAL_ENV",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "RANK",
+        "LOCAL_RANK",
+        "GROUP_RANK",
+        "ROLE_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_WORLD_SIZE",
+        "ROLE_WORLD_SIZE",
+        "OTEL_SERVICE_NAME",
+        "SGLANG_RETURN_ORIGINAL_LOGPROB",
+    ]
 )
-"""How variables begin that belong to this process, its environment or its cluster, and not to a server."""
+DROPPED_FAMILIES = (
+    *("PYTHON", "CONDA_", "AGENTTRAIN_", "RAY_", "VERL_", "TORCHELASTIC_", "OMP_"),
+    *("OTEL_TRACES_", "OTEL_METRICS_", "OTEL_LOGS_", "OTEL_PYTHON_"),
+)
+"""Variables that belong to this process, its environment or its cluster, and not to a server; by name and by start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +216,9 @@ def _adapter_arguments(rank: int, targets: Sequence[str], device: Device) -> lis
 def _variables(
     given: dict[str, str], settings: SglangTable, device: Device, *, model: Path, replica: int
 ) -> dict[str, str]:
-    kept = {name: value for name, value in given.items() if not name.startswith(DROPPED)}
+    kept = {
+        name: value for name, value in given.items() if name not in DROPPED and not name.startswith(DROPPED_FAMILIES)
+    }
     kept["HF_HUB_OFFLINE"] = "1"  # The model is a folder.
     if device == "cuda":
         return kept | _gpus_of(given, settings, replica)
