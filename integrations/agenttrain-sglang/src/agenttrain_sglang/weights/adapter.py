@@ -21,6 +21,7 @@ from agenttrain.protocols import AdapterWeights
 from agenttrain_sglang.weights.faults import ServerSpoiled, WeightsRefused
 from agenttrain_sglang.weights.push import Pushed
 from agenttrain_sglang.weights.server_http import Gone, Http, Refused
+from agenttrain_sglang.weights.shapes import Shapes
 from agenttrain_sglang.weights.tensor import encoded
 
 WHY = "the adapter alone travels in the request's body; nothing is paused"
@@ -29,14 +30,22 @@ IGNORED = {"use_rslora": False, "use_dora": False, "fan_in_fan_out": False, "bia
 
 
 def push_adapter(
-    address: str, adapter: AdapterWeights, name: str, *, timeout_s: float, n_ranks: int = 1, dtype: Any = None
+    address: str,
+    adapter: AdapterWeights,
+    name: str,
+    *,
+    timeout_s: float,
+    n_ranks: int = 1,
+    dtype: Any = None,
+    shapes: Shapes | None = None,
 ) -> Pushed:
     """Load an adapter; a call that names it from now on is sampled with it.
 
     Args:
-        name: one that the server has not yet (`Tags.of`).
+        name: what calls ask for (`Tags.of`); one that the server has under it is unloaded first.
         n_ranks: the server's tensor-parallel size.
         dtype: what the matrices are cast to before they travel. None: as they are.
+        shapes: the base model's; a matrix that doesn't fit beside them would end the server when it is first used.
 
     Raises:
         WeightsRefused: the server takes no adapters, or not this one; it has what it had.
@@ -44,6 +53,8 @@ def push_adapter(
     """
     began = time.perf_counter()
     _check_meaning(adapter.config)
+    if shapes is not None:
+        shapes.check_adapter(adapter.tensors, int(adapter.config["r"]))
     tensors = {n: t.detach().to("cpu", dtype=dtype or t.dtype).contiguous() for n, t in adapter.tensors.items()}
     body = {
         "lora_name": name,
@@ -51,7 +62,7 @@ def push_adapter(
         "serialized_named_tensors": [encoded(tensors)] * n_ranks,
         "expected_checksums": {n: _sha256(t) for n, t in tensors.items()},
     }
-    _ask(Http(address, timeout_s=timeout_s), "/load_lora_adapter_from_tensors", body, f"The adapter {name}")
+    _load(Http(address, timeout_s=timeout_s), body, name)
     return Pushed(
         seconds=time.perf_counter() - began,
         pause_s=0.0,
@@ -60,6 +71,16 @@ def push_adapter(
         n_compared=len(tensors),
         how=WHY,
     )
+
+
+def _load(http: Http, body: Mapping[str, Any], name: str) -> None:
+    try:
+        _ask(http, "/load_lora_adapter_from_tensors", body, f"The adapter {name}")
+    except WeightsRefused as refusal:
+        if "already loaded" not in str(refusal) and "incomplete unload" not in str(refusal):
+            raise
+        drop_adapter(http.address, name, timeout_s=http.timeout_s)
+        _ask(http, "/load_lora_adapter_from_tensors", body, f"The adapter {name}")
 
 
 def drop_adapter(address: str, name: str, *, timeout_s: float) -> None:

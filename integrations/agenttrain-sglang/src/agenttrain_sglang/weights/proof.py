@@ -1,8 +1,9 @@
 """That a server holds the numbers that were sent: checksums of a few tensors, computed on both sides.
 
-On the CPU SGLang hashes a parameter's bytes with SHA-256, which is cheap to repeat here. What it holds in one piece with
-others (queries with keys and values, gates with ups, experts) is left out, and so is everything where the two sides can't
-be the same: on CUDA the hash is a Triton kernel's, several ranks hold pieces, an unknown dtype is cast on arrival.
+On the CPU SGLang hashes a parameter's bytes with SHA-256, which is cheap to repeat here. What it holds in one piece
+with others (queries with keys and values, gates with ups, experts) is left out, and so is everything where the two
+sides can't be the same: on CUDA the hash is a Triton kernel's, several ranks hold pieces, an unknown dtype is cast on
+arrival.
 
 Source: SGLang 0.5.23, srt/utils/weight_checker.py and managers/mm_utils.py (tensor_hash).
 """
@@ -27,7 +28,7 @@ LARGEST = 16 * MIB
 
 
 class Proof:
-    """What a few tensors of one push should be in the server: the first and the last of each bucket that can be told."""
+    """What a few tensors of one push should be in the server: of each bucket the first and the last that can be told."""
 
     def __init__(self, http: Http, *, can_be_made: bool) -> None:
         """Begin with nothing.

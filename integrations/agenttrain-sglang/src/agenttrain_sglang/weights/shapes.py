@@ -7,14 +7,16 @@ A server passes over a name it doesn't know without a word, and a wrong shape in
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from safetensors import safe_open
 
 from agenttrain_sglang.weights.buckets import Bucket
 from agenttrain_sglang.weights.faults import WeightsRefused
 
+PEFT_FRONT = "base_model.model."
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -28,12 +30,6 @@ class Shapes:
             where: what they were read from, for messages.
         """
         self._shape_by_name, self._where = dict(shape_by_name), where
-
-    def __len__(self) -> int:
-        return len(self._shape_by_name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._shape_by_name)
 
     def check(self, bucket: Bucket) -> None:
         """Look at what is about to travel.
@@ -52,6 +48,27 @@ class Shapes:
                 raise WeightsRefused(
                     f"New weights: {name!r} has shape {list(tensor.shape)}, and in {self._where} it has "
                     f"{list(shape)}. Train the model that the server was started with."
+                )
+
+    def check_adapter(self, tensors: Mapping[str, Any], rank: int) -> None:
+        """Look at a LoRA adapter in peft's names: A is [rank, in], B is [out, rank] of a weight [out, in].
+
+        Raises:
+            WeightsRefused: a layer that the model lacks, or a shape that doesn't fit beside its weight.
+        """
+        for name, tensor in tensors.items():
+            layer, _, rest = name.removeprefix(PEFT_FRONT).partition(".lora_")
+            shape = self._shape_by_name.get(f"{layer}.weight", ())
+            if len(shape) != 2:
+                raise WeightsRefused(
+                    f"The adapter names {name!r}, and the model in {self._where} has no such layer. Adapt the model "
+                    "that the server was started with."
+                )
+            fits = (rank, shape[1]) if rest.startswith("A") else (shape[0], rank)
+            if fits != tuple(tensor.shape):
+                raise WeightsRefused(
+                    f"The adapter's {name!r} has shape {list(tensor.shape)}, and {list(fits)} fits beside {layer!r} in "
+                    f"{self._where}. Adapt the model that the server was started with."
                 )
 
 
