@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
+import socketserver
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -192,12 +193,19 @@ def test_cpu_seconds_are_those_of_all_processes_and_stay_when_they_are_gone(log:
 
 
 def test_the_last_exceptions_of_a_log_are_what_it_says(log: Path) -> None:
-    """Not the harmless ones, nor what uvicorn prints around them."""
+    """Not the harmless ones with their chains of tracebacks, nor what is logged around them."""
     log.write_text(
-        "Traceback (most recent call last):\n  File x, line 1, in freeze_gc\n"
-        "torch.OutOfMemoryError: CUDA out of memory\nkill_process_tree called: parent_pid=1\nServer stopped\n"
+        "[2026-11-30 06:01:47] ERROR: [Errno 98] error while attempting to bind: address already in use\n"
+        "[2026-11-30 06:01:57] post-warmup freeze_gc failed\n"
+        "Traceback (most recent call last):\n  File x, line 1\nTimeoutError: timed out\n\n"
+        "During handling of the above exception, another exception occurred:\n\n"
+        "Traceback (most recent call last):\n  File y, line 2\nrequests.exceptions.ReadTimeout: timed out\n"
+        "[2026-11-30 06:01:57] INFO: Application shutdown complete.\n"
+        "[2026-11-30 06:01:57] kill_process_tree called: parent_pid=1\n"
     )
-    assert last_words(log) == "torch.OutOfMemoryError: CUDA out of memory"
+    assert last_words(log) == (
+        "[2026-11-30 06:01:47] ERROR: [Errno 98] error while attempting to bind: address already in use"
+    )
 
 
 def test_a_log_without_exceptions_gives_its_last_lines(log: Path) -> None:
@@ -209,22 +217,24 @@ def test_a_log_without_exceptions_gives_its_last_lines(log: Path) -> None:
 @pytest.mark.sglang
 def test_a_server_answers_and_costs_cpu_time(server: Any) -> None:
     assert server.process.has_ended() is None
+    assert server.process.listens()
     assert server.process.cpu_s() > 1
 
 
 @pytest.mark.sglang
 def test_a_server_whose_port_is_taken_ends_and_says_so(launch_small: StartSmall, small_folder: Path, log: Path) -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        process = ServerProcess(launch_small(small_folder, port=other.getsockname()[1]), log=log)
+    with socketserver.TCPServer(("127.0.0.1", 0), socketserver.BaseRequestHandler) as other:  # answers nothing
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        process = ServerProcess(launch_small(small_folder, port=other.server_address[1]), log=log)
         try:
             wait_for(lambda: process.has_ended() is not None)
-            told = process.has_ended()
+            told, listened = process.has_ended(), process.listens()
         finally:
             process.kill()
+            other.shutdown()
     assert told is not None
     assert "address already in use" in told
+    assert not listened
 
 
 @pytest.mark.sglang

@@ -63,22 +63,10 @@ OWNED: Mapping[str, str] = {
 }
 """Arguments that agenttrain sets, and where to set them instead."""
 
-DROPPED = frozenset(
-    [
-        "VIRTUAL_ENV",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "RANK",
-        "LOCAL_RANK",
-        "GROUP_RANK",
-        "ROLE_RANK",
-        "WORLD_SIZE",
-        "LOCAL_WORLD_SIZE",
-        "GROUP_WORLD_SIZE",
-        "ROLE_WORLD_SIZE",
-        "OTEL_SERVICE_NAME",
-        "SGLANG_RETURN_ORIGINAL_LOGPROB",
-    ]
+DROPPED = (
+    *("VIRTUAL_ENV", "OTEL_SERVICE_NAME", "SGLANG_RETURN_ORIGINAL_LOGPROB", "MASTER_ADDR", "MASTER_PORT"),
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"),
+    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
 )
 DROPPED_FAMILIES = (
     *("PYTHON", "CONDA_", "AGENTTRAIN_", "RAY_", "VERL_", "TORCHELASTIC_", "OMP_"),

@@ -9,6 +9,7 @@ Invariant: after `kill` nothing of the group is left, nor what it left in shared
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import socket
@@ -16,6 +17,7 @@ import subprocess
 import threading
 import time
 import weakref
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,14 +35,16 @@ exec 3<&-
 wait "$server"
 """
 """The shell that leads the group: it ends as the server's first process does. Its guard stays."""
+PORTS = range(20000, 32000)
 GONE_IN_S = 10.0
 """How long the kernel may take to end a killed group."""
 TOLD_BYTES, TOLD_LINES = 65536, 6
 SHARED_MEMORY = re.compile(r"/dev/shm/(?:sglang_loads_|sgl_shm_|sem\.mp-)[\w.-]+")
 """What SGLang names so is its own."""
 EXCEPTION = re.compile(r"(?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt|Exit|Failure)\b(?::|$)|.*\[Errno \d+\]")
+ENTRY = re.compile(r"\[\d{4}-\d\d-\d\d ")
 HARMLESS = ("freeze_gc", "kill_process_tree")
-"""SGLang 0.5.23 tells of these at every start without a warm-up, and at every end."""
+"""SGLang 0.5.23 tells of these at starts without a warm-up, and at every end."""
 
 _PIPES: weakref.WeakSet[_Pipe] = weakref.WeakSet()
 
@@ -68,11 +72,19 @@ os.register_at_fork(after_in_child=_let_go)
 
 
 def free_port() -> int:
-    """A port that nobody listens on now; somebody else may be quicker, and the server ends then."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that nobody listens on now, of those that the system gives to no outgoing connection.
+
+    Somebody may still be quicker than the server, which binds it only when its model is loaded; the server ends then.
+
+    Raises:
+        EngineError: none is found.
+    """
+    for port in random.SystemRandom().sample(PORTS, 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # As servers do: a closed one doesn't count.
+            probe.bind((HOST, port))
+            return port
+    raise EngineError(f"No free port from {PORTS.start} to {PORTS.stop - 1} for a SGLang server. End some servers.")
 
 
 class ServerProcess:
@@ -133,6 +145,10 @@ class ServerProcess:
         told = last_words(self.log)
         return f"{_how(code)}{f': {told}' if told else ''} (log: {self.log})"
 
+    def listens(self) -> bool:
+        """Whether its port is its own: what answers there may be somebody else, as long as this says no."""
+        return any(self.launch.port in _ports(process) for process in self._members())
+
     def cpu_s(self) -> float:
         """CPU seconds of all its processes since the start; never less than what was told before."""
         with self._lock:
@@ -181,10 +197,20 @@ def last_words(log: Path) -> str:
             text = file.read().decode(errors="replace")
     except OSError:
         return ""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    lines = [line for line in lines if not any(word in line for word in HARMLESS)]
+    lines = _without_harmless(line.strip() for line in text.splitlines() if line.strip())
     raised = list(dict.fromkeys(line for line in lines if EXCEPTION.match(line)))
     return " | ".join(line[:400] for line in (raised[-2:] or lines[-TOLD_LINES:]))
+
+
+def _without_harmless(lines: Iterable[str]) -> list[str]:
+    """Leave out entries of the log that mean nothing, each with its traceback up to the next entry."""
+    kept, is_harmless = [], False
+    for line in lines:
+        if ENTRY.match(line):
+            is_harmless = any(word in line for word in HARMLESS)
+        if not is_harmless:
+            kept.append(line)
+    return kept
 
 
 def _how(code: int) -> str:
@@ -211,6 +237,15 @@ def _cpu_s(process: psutil.Process) -> float:
     except psutil.Error:
         return 0.0
     return float(times.user + times.system + times.children_user + times.children_system)
+
+
+def _ports(process: psutil.Process) -> set[int]:
+    """On which it listens."""
+    try:
+        connections = process.net_connections("tcp")
+    except psutil.Error:
+        return set()
+    return {connection.laddr.port for connection in connections if connection.status == psutil.CONN_LISTEN}
 
 
 def _shared_memory(process: psutil.Process) -> set[Path]:
