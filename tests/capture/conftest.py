@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from agenttrain.capture.render import open_renderer
 from agenttrain.protocols import Renderer
-from agenttrain.records import Generation, Ids, Sampling
+from agenttrain.records import Generation, Ids, RoutedExperts, Sampling
 
 HERMES = (Path(__file__).parent / "hermes.jinja").read_text()
 """What Qwen3's own template writes for conversations without thinking."""
@@ -93,6 +94,7 @@ class ScriptedEngine:
     Attributes:
         asked: prompt ids and sampling of each call, in order of arrival.
         held: calls wait for it when it is set.
+        tells: experts for prompt ids, sampled ids and sampling. None: it tells none.
     """
 
     name = "scripted"
@@ -101,6 +103,7 @@ class ScriptedEngine:
         self.max_length, self.weight_version = max_length, 3
         self.asked: list[tuple[Ids, Sampling]] = []
         self.held: threading.Event | None = None
+        self.tells: Callable[[Ids, Ids, Sampling], RoutedExperts | None] | None = None
         self.released: list[str] = []
         self._say, self._open = say, dict[str, list[Future[Generation]]]()
 
@@ -120,7 +123,9 @@ class ScriptedEngine:
         if isinstance(said, Exception):
             future.set_exception(said)
         else:
-            future.set_result(generation(said[: sampling.max_tokens], sampling.stop_ids))
+            ids = said[: sampling.max_tokens]
+            told = self.tells(prompt_ids, ids, sampling) if self.tells else None
+            future.set_result(replace(generation(ids, sampling.stop_ids), routed_experts=told))
 
     def release(self, session: str) -> None:
         self.released.append(session)

@@ -15,7 +15,7 @@ from agenttrain.capture.recorder import Recorder, RecorderLimits
 from agenttrain.capture.store import SqliteStore, StoreView, read_store
 from agenttrain.errors import CaptureError, EngineError, RolloutStop
 from agenttrain.protocols import Renderer
-from agenttrain.records import CallSite, Ids, ModelCall, Reply, Role, RolloutRequest, Sampling, Task
+from agenttrain.records import CallSite, Ids, ModelCall, Reply, Role, RolloutRequest, RoutedExperts, Sampling, Task
 
 Encode = Callable[[str], Ids]
 Open = Callable[..., Recorder]
@@ -648,3 +648,67 @@ def test_a_lost_call_is_a_span_with_an_error(desk: Desk) -> None:
     (span,) = exporter.get_finished_spans()
     assert span.attributes is not None
     assert (span.attributes["error.type"], span.status.is_ok) == ("ValueError", False)
+
+
+# Routed experts
+
+
+def rows(start: int, end: int, *, n_layers: int = 2) -> RoutedExperts:
+    return RoutedExperts(start=start, n_layers=n_layers, n_chosen=1, data=bytes(2 * n_layers * (end - start)))
+
+
+def told(prompt_ids: Ids, ids: Ids, sampling: Sampling) -> RoutedExperts:
+    return rows(sampling.experts_from, len(prompt_ids) + len(ids) - 1)
+
+
+def test_a_turn_asks_for_the_experts_that_the_turn_before_it_does_not_hold(desk: Desk) -> None:
+    """From the last id on that the earlier turn sampled: nobody had read it then. A new conversation asks for all."""
+    desk.engine.tells = told
+    recorder = desk.open()
+    messages = followed(ASKS, recorder.answer(call()), "in row 4")
+    recorder.answer(call(messages, at=site("t2", step=2)))
+    recorder.answer(call([user("Something else")], at=site("t3", step=3)))
+    first, second, third = recorder.turns
+    n_first = len(first.prompt_ids) + len(first.response_ids)
+    assert [sampling.experts_from for _, sampling in desk.engine.asked] == [0, n_first - 1, 0]
+    assert first.routed_experts == rows(0, n_first - 1)
+    assert second.routed_experts == rows(n_first - 1, len(second.prompt_ids) + len(second.response_ids) - 1)
+    assert third.routed_experts == rows(0, len(third.prompt_ids) + len(third.response_ids) - 1)
+    assert desk.kept().turns(recorder.rollout_id) == recorder.turns
+
+
+def test_after_a_turn_without_experts_all_are_asked_for(desk: Desk) -> None:
+    recorder = desk.open()
+    messages = followed(ASKS, recorder.answer(call()), "in row 4")
+    desk.engine.tells = told
+    recorder.answer(call(messages, at=site("t2", step=2)))
+    assert [turn.routed_experts is None for turn in recorder.turns] == [True, False]
+    assert [sampling.experts_from for _, sampling in desk.engine.asked] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda p, r, s: rows(1, len(p) + len(r) - 1), r"for positions 1 to \d+, and it was asked for 0 to"),
+        (lambda p, r, s: rows(0, len(p) + len(r)), r"for positions 0 to \d+, and it was asked for 0 to"),
+        (lambda p, r, s: rows(0, len(p)), r"for positions 0 to \d+, and it was asked for 0 to"),
+    ],
+    ids=["a row too few in front", "a row too many", "of the prompt alone"],
+)
+def test_rows_at_the_wrong_place_lose_the_call(desk: Desk, wrong: Any, says: str) -> None:
+    """What can't be aligned is never kept, and the rollout is told as one that lost an answer."""
+    desk.engine.tells = wrong
+    recorder = desk.open()
+    with pytest.raises(EngineError, match=f"scripted told routed experts of turn {recorder.rollout_id}#0 {says}"):
+        recorder.answer(call())
+    assert (recorder.turns, recorder.lost) == ((), 1)
+
+
+def test_experts_of_other_layers_than_before_lose_the_call(desk: Desk) -> None:
+    desk.engine.tells = told
+    recorder = desk.open()
+    messages = followed(ASKS, recorder.answer(call()), "in row 4")
+    desk.engine.tells = lambda p, r, s: rows(s.experts_from, len(p) + len(r) - 1, n_layers=3)
+    with pytest.raises(EngineError, match="for 3 layers of 1, and the turn before it has 2 layers of 1"):
+        recorder.answer(call(messages, at=site("t2", step=2)))
+    assert len(recorder.turns) == 1

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
-from agenttrain.records import RolloutResult
+import numpy as np
+
+from agenttrain.records import RolloutResult, RoutedExperts
 from agenttrain.sample.agent_loop_output import FIELDS, as_agent_loop_output
 
 
@@ -32,3 +35,17 @@ def test_it_is_what_verl_takes(result: Callable[..., RolloutResult]) -> None:
             "metrics": {"seconds": 2.5, "n_tool_calls": 2.0, "n_invalid_tool_calls": 0.0},
         },
     }
+
+
+def test_routed_experts_are_of_every_id_with_zeros_for_the_last(result: Callable[..., RolloutResult]) -> None:
+    """veRL takes an array of [prompt and response ids, layers, experts a token] by absolute position."""
+    told = np.arange(8 * 2 * 3, dtype="<u2").reshape(8, 2, 3) + 200
+    experts = RoutedExperts(start=0, n_layers=2, n_chosen=3, data=told.tobytes())
+    output = as_agent_loop_output(replace(result().samples[0], routed_experts=experts))
+    array = output["routed_experts"]
+    assert set(output) <= set(FIELDS)
+    assert (array.shape, array.dtype) == ((9, 2, 3), np.int16)
+    assert array[0].tolist() == [[200, 201, 202], [203, 204, 205]]
+    assert array[7].tolist() == [[242, 243, 244], [245, 246, 247]]
+    assert array[8].tolist() == [[0, 0, 0], [0, 0, 0]]
+    assert "routed_experts" not in as_agent_loop_output(result().samples[0])

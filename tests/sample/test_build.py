@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from agenttrain.errors import SampleError
-from agenttrain.records import RolloutResult
+from agenttrain.records import RolloutResult, RoutedExperts
 from agenttrain.sample.build import build_samples
 
 Make = Callable[..., RolloutResult]
@@ -60,3 +60,17 @@ def test_a_trajectory_of_another_rollout_is_refused(result: Make) -> None:
     made = result()
     with pytest.raises(SampleError, match="Trajectory 0 is of rollout other and was given with train-1-t-0-0"):
         build_samples(made.rollout, [replace(made.trajectories[0], rollout_id="other")])
+
+
+def experts(n_ids: int) -> RoutedExperts:
+    return RoutedExperts(start=0, n_layers=2, n_chosen=1, data=bytes(4 * (n_ids - 1)))
+
+
+def test_all_rows_of_a_rollout_have_routed_experts_or_none_has(result: Make) -> None:
+    """One trained trajectory without them takes them from the others; one that gives no sample does not."""
+    made = result()
+    told = replace(made.trajectories[0], routed_experts=experts(9))
+    silent = replace(made.trajectories[0], index=1)
+    frozen = replace(silent, index=2, response_mask=(0,) * 7)
+    assert [sample.routed_experts for sample in build_samples(made.rollout, [told, frozen])] == [experts(9)]
+    assert [sample.routed_experts for sample in build_samples(made.rollout, [told, silent])] == [None, None]

@@ -32,6 +32,14 @@ def test_a_tiny_model_is_the_same_each_time(tmp_path: Path) -> None:
     assert renderer.decode(ids) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
 
 
+def test_a_tiny_mixture_has_a_dense_layer_among_those_that_route(tmp_path: Path) -> None:
+    weights = read_weights(tiny_model(tmp_path / "mixture", layers=3, experts=8))
+    routers = [name for name in weights if name.endswith("mlp.gate.weight")]
+    assert routers == ["model.layers.0.mlp.gate.weight", "model.layers.2.mlp.gate.weight"]
+    assert weights[routers[0]].shape == (8, 16)
+    assert "model.layers.1.mlp.gate_proj.weight" in weights
+
+
 def test_a_toy_project_trains(tmp_path: Path) -> None:
     """A whole run in process: every sampled token is accounted for, and its rollouts can be read."""
     run = toy_project(tmp_path / "toy").fit(trainer={"group_size": 4})

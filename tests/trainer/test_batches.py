@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from agenttrain.errors import SampleError, TrainerError
-from agenttrain.records import Reward, Rollout, RolloutRequest, RolloutResult, Sample, Status, Task
+from agenttrain.records import Reward, Rollout, RolloutRequest, RolloutResult, RoutedExperts, Sample, Status, Task
 from agenttrain.trainer.advantage import group_advantages
 from agenttrain.trainer.batches import (
     ALL_EQUAL,
@@ -187,3 +190,35 @@ def test_a_trained_id_without_a_prompt_is_refused() -> None:
             weight_version=0,
             padding_id=0,
         )
+
+
+def test_experts_stand_where_their_ids_stand() -> None:
+    """One layer of one expert, numbered by position; a row that lacks them, and padding, route by themselves. Nothing
+    is shared: equal beginnings may have been routed differently."""
+    told = RoutedExperts(start=0, n_layers=1, n_chosen=1, data=np.arange(8, dtype="<u2").tobytes())
+    part = [
+        lesson("a", replace(sample("a", prompt=(1, 2, 3, 4, 5, 6), mask=(1, 0, 1)), routed_experts=told)),
+        lesson("b", sample("b", prompt=(1, 2, 3, 9), mask=(1, 1))),
+    ]
+    (batch,) = micro_batches(
+        part,
+        mean="token-mean",
+        max_tokens=100,
+        n_workers=1,
+        weight_version=0,
+        padding_id=0,
+        shortest_prefix=3,
+        replays_experts=True,
+    )
+    assert batch.prefix.tolist() == []
+    assert batch.input_ids.tolist() == [[1, 2, 3, 9, 10, 0, 0, 0], [1, 2, 3, 4, 5, 6, 10, 11]]
+    assert batch.experts is not None
+    assert batch.experts[..., 0, 0].tolist() == [[-1] * 8, list(range(8))]
+
+
+def test_experts_are_left_out_where_they_are_not_replayed() -> None:
+    told = RoutedExperts(start=0, n_layers=1, n_chosen=1, data=bytes(8))
+    part = [lesson(name, replace(sample(name), routed_experts=told)) for name in "ab"]
+    one = {"mean": "token-mean", "max_tokens": 100, "n_workers": 1, "weight_version": 0, "padding_id": 0}
+    (batch,) = micro_batches(part, **one)  # type: ignore[arg-type]
+    assert batch.experts is None

@@ -202,14 +202,12 @@ def _show(
     logprobs: bool,
 ) -> None:
     if as_json:
-        from dataclasses import asdict
-
         print_json(
             {
                 **_row(rollout),
                 "fate": fate,
-                "turns": [asdict(t) for t in turns],
-                "trajectories": [asdict(p) for p in paths],
+                "turns": [_as_plain(turn) for turn in turns],
+                "trajectories": [_as_plain(path) for path in paths],
             }
         )
         return
@@ -226,6 +224,17 @@ def _show(
         _show_path(console, path, renderer, trained=trained, logprobs=logprobs)
     green = "is trained" if trained else "would be trained"
     console.print(f"green {green}, yellow is frozen or dropped, grey is context", style="dim")
+
+
+def _as_plain(record: Turn | Trajectory) -> dict[str, Any]:
+    """All of a record; of routed experts only where they are known."""
+    from dataclasses import asdict
+
+    plain, experts = asdict(record), record.routed_experts
+    if experts is not None:
+        del plain["routed_experts"]["data"]
+        plain["routed_experts"]["end"] = experts.end
+    return plain
 
 
 def _show_reward(console: Any, rollout: Rollout) -> None:
@@ -256,6 +265,8 @@ def _show_path(console: Any, path: Trajectory, renderer: Renderer | None, *, tra
         f"{len(path.response_ids)}, {'trained' if trained else 'trainable'} {n}, masked {len(path.response_ids) - n}",
         style="bold",
     )
+    if (experts := path.routed_experts) is not None:
+        console.print(f"routed experts: {experts.n_chosen} in {experts.n_layers} layers, of {experts.end} tokens")
     text = Text(_decoded(path.prompt_ids, renderer), style=CONTEXT)
     text.append_text(response_text(path, renderer))
     console.print(text)
