@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,9 +30,9 @@ class Trainer:
 
     device: str = "cpu"
     """"cpu" or "cuda"."""
-    torch: str = torch.__version__
-    shares_gpu: bool = False
-    """The server may hold the trainer's own GPU, where NCCL makes no group."""
+    torch_version: str = str(torch.__version__)
+    n_gpus: int = field(default_factory=torch.cuda.device_count)
+    """That this side sees: one alone is the server's too where it is on this machine, and NCCL makes no group of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ def choose(
     is_here = is_this_machine(address)
     obstacles = _obstacles(settings, facts, is_here=is_here, trainer=trainer, server_torch=server_torch)
     name = _name(settings, obstacles, is_here=is_here)
-    backend = _backend(trainer, facts)
+    backend = _backend(trainer, facts, is_here=is_here)
     dtype = DTYPES.get(str(facts.get("dtype")).removeprefix("torch."))
     n_ranks = int(facts.get("tp_size") or 1)
     return Choice(
@@ -126,8 +126,10 @@ def _obstacles(
     if int(facts.get("dp_size") or 1) > 1:
         data_parallel = f"the server has {facts['dp_size']} data-parallel copies, which take weights from files only"
         obstacles |= {"group": data_parallel, "tensor": data_parallel}
-    elif server_torch is not None and _release(server_torch) != _release(trainer.torch):
-        obstacles["group"] = f"torch is {trainer.torch} here and {server_torch} there, and a group needs one release"
+    elif server_torch is not None and _release(server_torch) != _release(trainer.torch_version):
+        obstacles["group"] = (
+            f"torch is {trainer.torch_version} here and {server_torch} there, and a group needs one release"
+        )
     folder = settings.shared_folder
     if folder is None and not is_here:
         obstacles["disk"] = "the server is on another machine, and sglang.shared_folder names no folder that both see"
@@ -150,9 +152,9 @@ def _name(settings: SglangTable, obstacles: Mapping[Name, str], *, is_here: bool
     return asked
 
 
-def _backend(trainer: Trainer, facts: Mapping[str, Any]) -> Literal["gloo", "nccl"]:
+def _backend(trainer: Trainer, facts: Mapping[str, Any], *, is_here: bool) -> Literal["gloo", "nccl"]:
     both = trainer.device == "cuda" and str(facts.get("device", "cuda")).startswith("cuda")
-    return "nccl" if both and not trainer.shares_gpu else "gloo"
+    return "nccl" if both and (trainer.n_gpus > 1 or not is_here) else "gloo"
 
 
 def _sentence(name: Name, backend: str, dtype: Any, settings: SglangTable, *, is_here: bool) -> str:

@@ -28,7 +28,7 @@ LARGEST = 16 * MIB
 
 
 class Proof:
-    """What a few tensors of one push should be in the server: of each bucket the first and the last that can be told."""
+    """What a few tensors of one push are to be in the server: the first and the last of each bucket, of those alone."""
 
     def __init__(self, http: Http, *, can_be_made: bool) -> None:
         """Begin with nothing.

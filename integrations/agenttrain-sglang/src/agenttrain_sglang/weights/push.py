@@ -162,7 +162,7 @@ def push(
     """Bring weights into servers; each goes on sampling with them, or is told as failed.
 
     Args:
-        links: of one kind of transport, at least one.
+        links: of one kind of transport. None: the weights are kept as files only.
         weights: (Hugging Face name, tensor), read once and lazily.
         tag: what the servers call them from now on (`Tags.of`).
         bucket_mib: weights that travel together.
@@ -175,7 +175,9 @@ def push(
     began = time.perf_counter()
     part = snapshot.begin() if snapshot is not None else None
     going = _Going(links, tag, part)
-    buckets = in_buckets(weights, n_bytes=int(bucket_mib * MIB), dtype=dtype, device=links[0].transport.device)
+    buckets = in_buckets(
+        weights, n_bytes=int(bucket_mib * MIB), dtype=dtype, device=links[0].transport.device if links else "cpu"
+    )
     try:
         for bucket in buckets:
             going.send(bucket)
