@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from agenttrain.protocols import AdapterWeights
 
     from agenttrain_sglang.plan import Plan
+    from agenttrain_sglang.replica import Replica
 
 MOST_ASKED = 4
 """How often one call is sent before it fails."""

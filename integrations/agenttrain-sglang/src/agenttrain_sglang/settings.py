@@ -9,7 +9,7 @@ from pydantic import Field
 
 
 class SglangTable(Table):
-    servers: list[str] = []
+    servers: list[str] = Field([])
     """Addresses of running servers, such as "http://10.0.0.7:30000". Empty: servers are started here."""
     replicas: int = Field(1, ge=1)
     """Servers that are started; on CUDA each on GPUs of its own."""
@@ -21,7 +21,7 @@ class SglangTable(Table):
     """"auto": float32 on the CPU, where it costs nothing and agrees with the trainer to 1e-5; bfloat16 on CUDA."""
     tensor_parallel: int = Field(1, ge=1)
     """GPUs of one server."""
-    arguments: list[str] = []
+    arguments: list[str] = Field([])
     """More arguments of sglang.launch_server, such as ["--mem-fraction-static", "0.7"]; the last word."""
     max_running: int = Field(128, ge=1)
     """Calls that one server works on at once; more wait here."""
