@@ -14,6 +14,7 @@ from agenttrain.records import (
     Rollout,
     RolloutRequest,
     RolloutSpec,
+    RoutedExperts,
     Sample,
     Task,
     Trajectory,
@@ -210,3 +211,49 @@ def test_a_rollout_lasts_from_start_to_end() -> None:
 def test_records_cross_processes(record: object) -> None:
     """Another process gets an equal record."""
     assert pickle.loads(pickle.dumps(record)) == record
+
+
+def experts(start: int, end: int, *, n_layers: int = 2) -> RoutedExperts:
+    rows = [bytes([position, 0] * n_layers) for position in range(start, end)]
+    return RoutedExperts(start=start, n_layers=n_layers, n_chosen=1, data=b"".join(rows))
+
+
+def test_routed_experts_are_whole_rows() -> None:
+    assert (experts(3, 7).start, experts(3, 7).end, experts(3, 7).row_bytes) == (3, 7, 4)
+    with pytest.raises(CaptureError, match="from position 0 hold 5 bytes for 2 layers of 1 experts"):
+        RoutedExperts(start=0, n_layers=2, n_chosen=1, data=bytes(5))
+
+
+def test_rows_of_turns_that_extend_one_another_become_those_of_their_path() -> None:
+    assert RoutedExperts.of_path([experts(0, 3)]) == experts(0, 3)
+    assert RoutedExperts.of_path([experts(0, 3), experts(3, 4), experts(4, 9)]) == experts(0, 9)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [],
+        [None],
+        [experts(1, 3)],
+        [experts(0, 3), experts(4, 6)],
+        [experts(0, 3), experts(2, 6)],
+        [experts(0, 3), None, experts(3, 6)],
+        [experts(0, 3), None],
+        [experts(0, 3), experts(3, 6, n_layers=3)],
+    ],
+    ids=["no turn", "not told", "no beginning", "a gap", "an overlap", "one lacks", "the last lacks", "other layers"],
+)
+def test_rows_that_are_not_known_of_every_position_are_none(parts: list[RoutedExperts | None]) -> None:
+    assert RoutedExperts.of_path(parts) is None
+
+
+def test_routed_experts_end_at_the_last_id_but_one() -> None:
+    """The last id of a turn was never read; a trajectory and a sample begin at 0 besides."""
+    assert turn(routed_experts=experts(2, 3)).routed_experts == experts(2, 3)
+    with pytest.raises(CaptureError, match="Turn t0 has routed experts of positions 0 to 3, and its last id but one"):
+        turn(routed_experts=experts(0, 4))
+    assert sample(routed_experts=experts(0, 3)).routed_experts == experts(0, 3)
+    with pytest.raises(SampleError, match=r"rows of positions 1 to 2, and the ids that were read stand at 0 to 2"):
+        sample(routed_experts=experts(1, 3))
+    with pytest.raises(SampleError, match=r"rows of positions 0 to 1, .* \(rollout r0, trajectory 1\)"):
+        trajectory(routed_experts=experts(0, 2))

@@ -5,13 +5,19 @@ from __future__ import annotations
 import io
 import json
 import sqlite3
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from agenttrain.capture.render import open_renderer
+from agenttrain.capture.store import SqliteStore
 from agenttrain.commands.inspect import CONTEXT, FROZEN, TRAINED, response_text
+from agenttrain.records import RoutedExperts, Turn
+from agenttrain.sample.build import build_samples
+from agenttrain.trajectory.tree import trajectories
 
 TWICE = """
 builder.add_node("draft", agent)
@@ -113,8 +119,6 @@ graph = trainable(builder, model=POLICY, tasks="tasks.jsonl", verifier=broken)
 
 def test_a_lost_call_is_named(fitted: Any, command: Any) -> None:
     """A call that was begun and never answered, as a killed process leaves it."""
-    from agenttrain.capture.store import SqliteStore
-
     store = SqliteStore(fitted.run.rollouts)
     store.put_intent(turn_id="train-1-task-0-[/x]#0", rollout_id="train-1-task-0-[/x]", started_at=0.0)
     store.close()
@@ -146,3 +150,30 @@ def test_what_was_not_trained_says_why(fitted: Any, command: Any) -> None:
     metrics.write_text("")
     told = command("inspect", fitted.run.id, rollout.id, "--json").json["fate"]
     assert told == "not trained: step 1 has not ended; the run is under way, or was stopped in it"
+
+
+def test_routed_experts_are_told_and_not_listed(fitted: Any, command: Any) -> None:
+    """Where an engine told them, by their layers and how many tokens they are of."""
+    plain = next(fitted.store.results(lambda rollout: rollout.phase == "train"))
+    turns = tuple(_told(turn, plain.turns) for turn in plain.turns)
+    paths = trajectories(turns)
+    samples = build_samples(plain.rollout, paths)
+    store = SqliteStore(fitted.run.rollouts)
+    for turn in turns:
+        store.put_turn(turn)
+    store.put_result(replace(plain, turns=turns, trajectories=paths, samples=samples))
+    store.close()
+    n_read = [len(path.prompt_ids) + len(path.response_ids) - 1 for path in paths]
+    said = command("inspect", fitted.run.id, plain.rollout.id).out
+    assert f"\nrouted experts: 2 in 3 layers, of {n_read[0]} tokens\n" in said
+    shown = command("inspect", fitted.run.id, plain.rollout.id, "--json").json["trajectories"]
+    assert [path["routed_experts"] for path in shown] == [
+        {"start": 0, "n_layers": 3, "n_chosen": 2, "end": n} for n in n_read
+    ]
+
+
+def _told(turn: Turn, turns: Sequence[Turn]) -> Turn:
+    parent = next((each for each in turns if each.id == turn.extends), None)
+    start = len(parent.prompt_ids) + len(parent.response_ids) - 1 if parent else 0
+    n = len(turn.prompt_ids) + len(turn.response_ids) - 1 - start
+    return replace(turn, routed_experts=RoutedExperts(start=start, n_layers=3, n_chosen=2, data=bytes(12 * n)))
