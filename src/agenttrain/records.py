@@ -173,7 +173,7 @@ class RoutedExperts:
 
     start: int
     n_layers: int
-    """Layers that route, in the model's order."""
+    """Layers that route, in the model's order; or all layers, with anything where one does not route."""
     n_chosen: int
     """Experts that each such layer chose for a position."""
     data: bytes
