@@ -54,7 +54,7 @@ class Call:
     session: str
     headers: Mapping[str, str]
     future: Future[Generation]
-    task: asyncio.Task[None] | None = None
+    task: asyncio.Task[Generation] | None = None
     abort: asyncio.Task[None] | None = None
     """Asks for its end."""
     server: Server | None = None
@@ -289,22 +289,17 @@ class SglangEngine:
 
     def _begin(self, call: Call) -> None:
         self._open.add(call)
-        call.task = asyncio.ensure_future(self._run(call))
+        call.task = asyncio.ensure_future(self._answered(call))
+        call.task.add_done_callback(lambda task: self._done(call, task))
 
-    async def _run(self, call: Call) -> None:
-        """Answer one call: its future is done in any case."""
-        try:
-            generation = await self._answered(call)
-        except asyncio.CancelledError:
-            generation = NOTHING
-        except EngineError as error:
-            call.future.set_exception(error)
+    def _done(self, call: Call, task: asyncio.Task[Generation]) -> None:
+        """However a call's task ended, its future is done now."""
+        self._open.discard(call)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            call.future.set_exception(_as_engine_error(error))
             return
-        except Exception as error:
-            call.future.set_exception(EngineError(f"An SGLang call failed: {type(error).__name__}: {error}."))
-            return
-        finally:
-            self._open.discard(call)
+        generation = NOTHING if task.cancelled() else task.result()
         counts = self._counts
         counts["calls"] += 1
         counts["aborted"] += generation.stop_reason == "aborted"
@@ -389,3 +384,11 @@ class SglangEngine:
             except (ServerGone, ServerRefused):
                 return
             await asyncio.sleep(ABORT_AGAIN_S)
+
+
+def _as_engine_error(error: BaseException) -> EngineError:
+    if isinstance(error, EngineError):
+        return error
+    failed = EngineError(f"A call of the SGLang engine failed: {type(error).__name__}: {error}. See the server's log.")
+    failed.__cause__ = error
+    return failed
