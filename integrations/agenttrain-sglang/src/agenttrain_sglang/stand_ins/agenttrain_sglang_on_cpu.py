@@ -19,6 +19,7 @@ def activate() -> None:
     _ignore_pinning(torch)
     _allocate_plainly(torch)
     _allow_seeds()
+    _hash_without_triton(torch)
 
 
 def _ignore_pinning(torch):
@@ -65,3 +66,14 @@ def _allow_seeds():
     choices.add_deterministic_attention_backend_choices(["torch_native"])
     choices.add_radix_supported_deterministic_attention_backend_choices(["torch_native"])
     batch_invariant_ops.enable_batch_invariant_mode = lambda *_, **__: None
+
+
+def _hash_without_triton(torch):
+    """0.5.12 hashes seeds by a triton kernel on a CPU too; 0.5.23 asks sgl_kernel there."""
+    try:
+        from sglang.srt.layers.utils import hash as hashing
+    except ImportError:  # 0.5.23
+        return
+    import sgl_kernel  # noqa: F401
+
+    hashing.murmur_hash32 = torch.ops.sgl_kernel.murmur_hash32_cpu
