@@ -262,19 +262,26 @@ def test_the_models_own_end_id_ends_no_turn_that_has_other_stop_ids(original: Ru
 @pytest.mark.sglang
 def test_an_aborted_call_keeps_what_was_sampled_and_its_neighbour_goes_on(server: Running) -> None:
     """The neighbour's id differs in its last character alone."""
-    rid = new_rid()[:-1]
 
-    async def talk(client: ServerClient) -> tuple[Generation, Generation]:
-        long = how(max_tokens=800)
+    async def cut(client: ServerClient, after_s: float) -> tuple[Generation, Generation]:
+        rid, long = new_rid()[:-1], how(max_tokens=800)
         calls = [asyncio.create_task(sampled(client, prompt_of(20, i), long, rid=f"{rid}{i}")) for i in range(2)]
         while not calls[0].done():
+            await asyncio.sleep(after_s)
             await client.abort(f"{rid}0")
-            await asyncio.sleep(0.2)
         return await calls[0], await calls[1]
+
+    async def talk(client: ServerClient) -> tuple[Generation, Generation]:
+        """Later each time, until the call had begun."""
+        for after_s in (0.1, 0.2, 0.4, 0.8, 1.6):
+            answers = await cut(client, after_s)
+            if answers[0].token_ids:
+                break
+        return answers
 
     aborted, neighbour = ask(server.address, talk)
     assert aborted.stop_reason == "aborted"
-    assert len(aborted.token_ids) < 800
+    assert 0 < len(aborted.token_ids) < 800
     assert (neighbour.stop_reason, len(neighbour.token_ids)) == ("length", 800)
 
 

@@ -269,18 +269,26 @@ def test_one_id_after_a_known_prompt_has_no_rows(address: str, mixture: Path) ->
 def test_an_aborted_call_tells_the_experts_of_what_it_sampled(
     address: str, mixture: Path, chosen: Callable[[Ids], torch.Tensor]
 ) -> None:
-    rid = new_rid()
 
-    async def talk(client: ServerClient) -> Generation:
+    async def cut(client: ServerClient, after_s: float) -> Generation:
+        rid = new_rid()
         call = asyncio.create_task(Asked(client, shape(mixture))(PROMPT, how(max_tokens=900), rid=rid))
         while not call.done():
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(after_s)
             await client.abort(rid)
         return await call
 
+    async def talk(client: ServerClient) -> Generation:
+        """Later each time, until the call had begun."""
+        for after_s in (0.1, 0.2, 0.4, 0.8, 1.6):
+            aborted = await cut(client, after_s)
+            if aborted.token_ids:
+                break
+        return aborted
+
     aborted = ask(address, talk)
-    assert aborted.stop_reason == "aborted"
     assert aborted.token_ids
+    assert aborted.stop_reason == "aborted"
     agree(aborted.routed_experts, chosen(PROMPT + aborted.token_ids), start=0)
 
 
@@ -311,16 +319,15 @@ def test_a_call_that_was_taken_back_and_begun_again_tells_every_position_once(
     address: str, mixture: Path, chosen: Callable[[Ids], torch.Tensor]
 ) -> None:
     """As under pressure of memory: its place in the cache is lost, and all is read again."""
-    rid = new_rid()
 
     async def post(path: str, body: dict[str, Any]) -> None:
         async with aiohttp.ClientSession() as session, session.post(address + path, json=body) as response:
             assert response.status == 200
 
-    async def talk(client: ServerClient) -> tuple[Generation, int]:
-        sampling = how(max_tokens=600, experts_from=30)
+    async def taken_back(client: ServerClient, after_s: float) -> tuple[Generation, int]:
+        sampling, rid = how(max_tokens=400, experts_from=30), new_rid()
         call = asyncio.create_task(client.generate(generate_body(PROMPT, sampling, rid=rid, wants_experts=True)))
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(after_s)
         await post("/pause_generation", {"mode": "retract"})
         await post("/flush_cache", {})
         await post("/continue_generation", {})
@@ -329,6 +336,14 @@ def test_a_call_that_was_taken_back_and_begun_again_tells_every_position_once(
             prompt_ids=PROMPT, sampling=sampling, rid=rid, address=address, n_vocabulary=320, routed=shape(mixture)
         )
         return generation_of(answer, sent=sent, version_of=lambda _: 0), answer["meta_info"]["num_retractions"]
+
+    async def talk(client: ServerClient) -> tuple[Generation, int]:
+        """Later each time, until the call had begun."""
+        for after_s in (0.1, 0.2, 0.4, 0.8, 1.6):
+            answer = await taken_back(client, after_s)
+            if answer[1]:
+                break
+        return answer
 
     generation, n_retractions = ask(address, talk)
     assert n_retractions == 1

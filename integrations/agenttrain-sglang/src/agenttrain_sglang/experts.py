@@ -106,7 +106,9 @@ def routed_experts_of(encoded: str, *, shape: RoutedShape, start: int, end: int,
             f"{where}: {numbers.size} routed experts for positions {start} to {end}, and {shape.n_hidden} layers of "
             f"{shape.n_chosen} experts make {n_expected}. Serve the model's own folder."
         )
-    rows = numbers.reshape(end - start, shape.n_hidden, shape.n_chosen)[:, list(shape.layers)]
+    rows = numbers.reshape(end - start, shape.n_hidden, shape.n_chosen)
+    if len(shape.layers) < shape.n_hidden:
+        rows = rows[:, list(shape.layers)]
     if rows.size and (rows.min() < 0 or rows.max() >= shape.n_experts):
         raise EngineError(
             f"{where}: routed experts from {rows.min()} to {rows.max()}, and a layer of the model has "
