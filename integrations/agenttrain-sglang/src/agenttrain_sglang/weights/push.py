@@ -59,7 +59,7 @@ class Link:
             can_prove: the server's checksums can be computed here too.
         """
         self.address, self.transport, self.why = http.address, transport, why
-        self._http, self._shapes = http, shapes
+        self.shapes = shapes
         self._session = UpdateSession(http, has_sessions=transport.has_sessions)
         self._proof = Proof(http, can_be_made=can_prove)
         self._has_begun = self._is_touched = False
@@ -118,8 +118,8 @@ class Link:
         self.transport.close()
 
     def _take(self, bucket: Bucket, tag: str, folder: Path | None) -> None:
-        if self._shapes is not None:
-            self._shapes.check(bucket)
+        if self.shapes is not None:
+            self.shapes.check(bucket)
         self._proof.see(bucket)
         by_file = isinstance(self.transport, DiskTransport)
         if by_file and not bucket.is_last:
