@@ -53,7 +53,7 @@ from agenttrain.records import (
 )
 from agenttrain.sample.account import drifted
 from agenttrain.sample.build import build_samples
-from agenttrain.testing import tiny_model
+from agenttrain.testing import EngineContract, tiny_model
 from agenttrain.trainer.advantage import centered_advantages
 from agenttrain.trajectory.tree import trajectories
 
@@ -346,7 +346,8 @@ class TellingEngine:
             if ids:
                 logits = self._read(line, (ids[-1],))
             row = (logits / (sampling.temperature or 1.0)).log_softmax(-1)
-            ids.append(int(torch.multinomial(row.exp(), 1, generator=generator)))
+            drawn = torch.multinomial(row.exp(), 1, generator=generator) if sampling.temperature else row.argmax()
+            ids.append(int(drawn))
             logprobs.append(float(row[ids[-1]]))
         self._lines.setdefault(session, []).append(line)
         data = torch.stack(line.rows[sampling.experts_from :]).numpy().astype("<u2").tobytes()
@@ -393,6 +394,30 @@ class TellingEngine:
 
     def close(self) -> None:
         pass
+
+
+class TellsTheFirstPositions(TellingEngine):
+    """As many rows as were asked for, and those of the front."""
+
+    def _generate(self, prompt_ids: Ids, sampling: Sampling, session: str) -> Generation:
+        answer = super()._generate(prompt_ids, replace(sampling, experts_from=0), session)
+        assert answer.routed_experts is not None
+        data = answer.routed_experts.data
+        data = data[: len(data) - sampling.experts_from * answer.routed_experts.row_bytes]
+        return replace(answer, routed_experts=replace(answer.routed_experts, start=sampling.experts_from, data=data))
+
+
+class TellsAllAlways(TellingEngine):
+    def _generate(self, prompt_ids: Ids, sampling: Sampling, session: str) -> Generation:
+        return super()._generate(prompt_ids, replace(sampling, experts_from=0), session)
+
+
+def test_the_contract_of_engines_sees_experts_at_the_wrong_place(folder: Path) -> None:
+    check, prompt = EngineContract().test_experts_are_of_the_positions_that_were_asked_for, (5, 9, 13, 17)
+    check(TellingEngine(folder), prompt)
+    for fault in (TellsTheFirstPositions, TellsAllAlways):
+        with pytest.raises(AssertionError):
+            check(fault(folder), prompt)
 
 
 def asked(*texts: str) -> tuple[Mapping[str, Any], ...]:

@@ -142,6 +142,20 @@ class EngineContract:
         assert rest.token_ids == whole.token_ids[3:]
         assert rest.logprobs == pytest.approx(whole.logprobs[3:], abs=TOLERANCE)
 
+    def test_experts_are_of_the_positions_that_were_asked_for(self, engine: Engine, prompt: Ids) -> None:
+        """Where an engine tells them: to the last id but one, and the same whether they are asked for anew or not."""
+        whole = self._answer(engine, prompt, temperature=0.0, max_tokens=8, session="experts")
+        if whole.routed_experts is None:
+            pytest.skip(f"{engine.name} tells no routed experts")
+        n_read = len(prompt) + len(whole.token_ids) - 1
+        assert (whole.routed_experts.start, whole.routed_experts.end) == (0, n_read)
+        start, longer = len(prompt) + 2, prompt + whole.token_ids[:3]
+        asked = {"max_tokens": len(whole.token_ids) - 3, "experts_from": start}
+        rest = self._answer(engine, longer, temperature=0.0, session="experts", **asked)
+        assert rest.routed_experts is not None
+        assert (rest.routed_experts.start, rest.routed_experts.end) == (start, n_read)
+        assert rest.routed_experts.data == whole.routed_experts.data[start * whole.routed_experts.row_bytes :]
+
     # ── the same again ───────────────────────────────────────────────────────────────────────────────────────────
 
     def test_greedy_is_the_same_twice(self, engine: Engine, prompt: Ids) -> None:
@@ -247,9 +261,12 @@ class EngineContract:
         max_tokens: int = 4,
         seed: int = 0,
         stop_ids: Ids = (),
+        experts_from: int = 0,
         session: str = "contract",
     ) -> Future[Generation]:
-        sampling = Sampling(temperature=temperature, max_tokens=max_tokens, seed=seed, stop_ids=stop_ids)
+        sampling = Sampling(
+            temperature=temperature, max_tokens=max_tokens, seed=seed, stop_ids=stop_ids, experts_from=experts_from
+        )
         return engine.generate(prompt, sampling, session=session)
 
     def _answer(self, engine: Engine, prompt: Ids, **how: Any) -> Generation:
