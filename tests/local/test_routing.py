@@ -36,7 +36,8 @@ from agenttrain.errors import ConfigError, RolloutStop
 from agenttrain.local import policy
 from agenttrain.local.routing import Replay
 from agenttrain.local.trainer import LocalTrainer
-from agenttrain.protocols import Renderer, TrainerContext
+from agenttrain.markers import hookimpl
+from agenttrain.protocols import EngineFactory, Renderer, TrainerContext
 from agenttrain.records import (
     CallSite,
     Generation,
@@ -53,7 +54,7 @@ from agenttrain.records import (
 )
 from agenttrain.sample.account import drifted
 from agenttrain.sample.build import build_samples
-from agenttrain.testing import EngineContract, tiny_model
+from agenttrain.testing import EngineContract, tiny_model, toy_project
 from agenttrain.trainer.advantage import centered_advantages
 from agenttrain.trajectory.tree import trajectories
 
@@ -598,3 +599,25 @@ def test_a_dense_model_trained_on_a_mixtures_answers_is_refused(
     ):
         next(trainer.steps())
     store.close()
+
+
+class Telling:
+    """A plugin with the engine."""
+
+    @hookimpl
+    def agenttrain_register_engines(self, register: Callable[[str, EngineFactory], None]) -> None:
+        register("telling", lambda context: TellingEngine(Path(context.model)))
+
+
+def test_a_whole_run_replays(tmp_path: Path) -> None:
+    """From the graph to the report: nothing drifts, the gap is rounding, and each step says what it would be."""
+    project = toy_project(tmp_path)
+    tiny_model(tmp_path / "model", layers=3, experts=N_EXPERTS)
+    run = project.fit(plugins={"telling": Telling()}, engine={"name": "telling"}, trainer={"group_size": 4, "steps": 2})
+    assert run.report["tokens"]["drifted"] == 0
+    assert run.report["tokens"]["trained"] > 0
+    assert 0 < run.report["logprob_gap"]["max"] < 1e-4
+    unreplayed = [row["logprob_gap_unreplayed_max"] for row in run.folder.metrics() if "loss" in row]
+    assert unreplayed
+    assert min(unreplayed) > 0.05
+    assert all(path.routed_experts for r in run.store.rollouts() for path in run.store.trajectories(r.id))
