@@ -4,7 +4,7 @@ JSON goes out, parsed JSON comes in; what it means is `wire`'s. A call either gi
 ServerGone where the connection broke and nothing was kept, ServerRefused where the server said no. Knows of no other
 server, and tries nothing twice.
 
-Source: sglang 0.5.23, srt/entrypoints/http_server.py.
+Source: sglang 0.5.23, srt/entrypoints/http_server.py; 0.5.12 answers these paths alike.
 """
 
 from __future__ import annotations
@@ -153,6 +153,9 @@ class ServerClient:
     async def sampled_tokens(self) -> float | None:
         """The server's own count of ids that it sampled since it started. None: it was started without metrics.
 
+        Calls are counted as they end, aborted ones too; those that are aborted while they wait are not, even where they
+        had begun before and were taken back.
+
         Raises:
             ServerGone, ServerRefused: as `generate`.
         """
@@ -279,7 +282,8 @@ def check_version(version: Any, address: str) -> None:
 def facts_of(server: Mapping[str, Any], model: Mapping[str, Any], *, address: str) -> ServerFacts:
     """What /server_info and /model_info say.
 
-    A prompt may have max_req_input_len - 1 ids, and prompt and response together 4 more than that.
+    A server takes prompts shorter than max_req_input_len, and prompts with their responses up to 4 positions more than
+    it: max_length is what both allow.
 
     Raises:
         EngineError: what is needed is not told.

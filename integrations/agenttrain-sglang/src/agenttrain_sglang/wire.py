@@ -8,7 +8,7 @@ One turn may take several requests. A server also ends an answer on the model's 
 of the turn: `goes_on` tells, `going_on` asks for what is left and `joined` makes one Generation of both.
 
 Source: sglang 0.5.23, srt/managers/io_struct.py (GenerateReqInput), srt/managers/tokenizer_manager.py (meta_info) and
-srt/managers/schedule_batch.py (how an answer ends).
+srt/managers/schedule_batch.py (how an answer ends). 0.5.12 tells no weight_versions.
 """
 
 from __future__ import annotations
