@@ -27,7 +27,7 @@ from torch.distributed import distributed_c10d
 from agenttrain_sglang.weights.buckets import Bucket
 from agenttrain_sglang.weights.faults import WeightsRefused
 from agenttrain_sglang.weights.server_http import Gone, Http, Refused
-from agenttrain_sglang.weights.session import SHORT_S
+from agenttrain_sglang.weights.session import LAST_S
 
 JOIN_S = 30.0
 """How long a server may take to join a group."""
@@ -106,7 +106,7 @@ class GroupTransport:
         self._group, self._name = None, ""
         if name:
             with contextlib.suppress(Refused, Gone):
-                self.http.post("/destroy_weights_update_group", {"group_name": name}, timeout_s=SHORT_S)
+                self.http.post("/destroy_weights_update_group", {"group_name": name}, timeout_s=LAST_S)
         if group is not None:
             with contextlib.suppress(RuntimeError):
                 dist.destroy_process_group(group)

@@ -121,17 +121,17 @@ class Link:
         if self.shapes is not None:
             self.shapes.check(bucket)
         self._proof.see(bucket)
-        by_file = isinstance(self.transport, DiskTransport)
-        if by_file and not bucket.is_last:
-            return
+        if isinstance(self.transport, DiskTransport):
+            if folder is None:
+                raise WeightsRefused('Transport "disk" needs a snapshot, and none is written. Give a shared folder.')
+            if not bucket.is_last:
+                return
         if not self._has_begun:
             self.transport.prepare()
             self._has_begun = True
             self._session.begin()
         self._is_touched = True
-        if isinstance(self.transport, DiskTransport):
-            if folder is None:
-                raise WeightsRefused('Transport "disk" needs a snapshot, and none is written. Give a shared folder.')
+        if isinstance(self.transport, DiskTransport) and folder is not None:
             self.transport.load_folder(folder, tag=tag)
         else:
             self.transport.load(bucket, tag=tag if bucket.is_last else None)

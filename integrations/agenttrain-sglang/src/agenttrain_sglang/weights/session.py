@@ -19,6 +19,8 @@ from agenttrain_sglang.weights.tags import SPOILED
 
 SHORT_S = 20.0
 """For calls that move no weights."""
+LAST_S = 3.0
+"""For calls to a server that has just failed."""
 
 
 class UpdateSession:
@@ -95,16 +97,20 @@ class UpdateSession:
         Raises:
             Refused, Gone: the server said no, or nothing.
         """
-        self._http.post("/update_weight_version", {"new_version": tag, "abort_all_requests": False}, timeout_s=SHORT_S)
+        self._call_them(tag, SHORT_S)
 
     def give_up(self, *, is_spoiled: bool) -> None:
         """After a fault: let a server that still answers go on, and say what its weights are now worth."""
         with contextlib.suppress(Gone):
             if is_spoiled:
                 with contextlib.suppress(Refused):
-                    self.rename(SPOILED)
+                    self._call_them(SPOILED, LAST_S)
             if self._has_sessions:
                 with contextlib.suppress(Refused):
-                    self._http.post("/end_weight_update", {}, timeout_s=SHORT_S)
+                    self._http.post("/end_weight_update", {}, timeout_s=LAST_S)
             with contextlib.suppress(Refused):
-                self._http.post("/continue_generation", {}, timeout_s=SHORT_S)
+                self._http.post("/continue_generation", {}, timeout_s=LAST_S)
+
+    def _call_them(self, tag: str, timeout_s: float) -> None:
+        body = {"new_version": tag, "abort_all_requests": False}
+        self._http.post("/update_weight_version", body, timeout_s=timeout_s)
