@@ -73,6 +73,27 @@ MUTATIONS = (
         wrong="n_rollouts = sum(n > 0 for n in n_trained)",
         tests=("tests/trainer",),
     ),
+    Mutation(
+        name="routed experts shifted by one",
+        file="trainer/batches.py",
+        right='row[: experts.end] = np.frombuffer(experts.data, "<u2").reshape(-1, *row.shape[1:])',
+        wrong='row[: experts.end] = np.roll(np.frombuffer(experts.data, "<u2").reshape(-1, *row.shape[1:]), 1, axis=0)',
+        tests=("tests/trainer/test_batches.py", "tests/local/test_routing.py"),
+    ),
+    Mutation(
+        name="a branch without the experts of its history",
+        file="trajectory/tree.py",
+        right="return RoutedExperts.of_path(parts[::-1])",
+        wrong="return RoutedExperts.of_path(parts[:1])",
+        tests=("tests/trajectory",),
+    ),
+    Mutation(
+        name="experts replayed with the weights of others",
+        file="local/routing.py",
+        right="torch.where(known, router.weighing.weights(logits, chosen).to(weights.dtype), weights)",
+        wrong="weights",
+        tests=("tests/local/test_routing.py",),
+    ),
 )
 
 
