@@ -159,7 +159,7 @@ def test_a_kill_from_outside_is_told_as_one(log: Path) -> None:
     told = process.has_ended()
     process.kill()
     assert told is not None
-    assert told.startswith("it was ended by SIGKILL, as the system does when memory runs out")
+    assert told.startswith("it was ended by SIGKILL (by SGLang itself, by the system for want of memory, or by hand)")
 
 
 def test_a_command_that_is_missing_is_told(log: Path) -> None:
@@ -206,6 +206,25 @@ def test_the_last_exceptions_of_a_log_are_what_it_says(log: Path) -> None:
     assert last_words(log) == (
         "[2026-11-30 06:01:47] ERROR: [Errno 98] error while attempting to bind: address already in use"
     )
+
+
+def test_a_process_of_a_server_that_crashed_is_named(log: Path) -> None:
+    log.write_text(
+        "[2026-11-30 06:15:28] Subprocess scheduler_0 (pid=12290) crashed with exit code -9. Triggering SIGQUIT …\n"
+        "[2026-11-30 06:15:28] SIGQUIT received. It usually means one child failed.\n"
+    )
+    assert last_words(log) == (
+        "[2026-11-30 06:15:28] Subprocess scheduler_0 (pid=12290) crashed with exit code -9. Triggering SIGQUIT …"
+    )
+
+
+def test_a_traceback_after_a_notice_is_kept(log: Path) -> None:
+    """A first process that fails tells of its end before it tells why."""
+    log.write_text(
+        "[2026-11-30 06:17:50] kill_process_tree called: parent_pid=1\n"
+        "Traceback (most recent call last):\n  File x\nValueError: no such model\n"
+    )
+    assert last_words(log) == "ValueError: no such model"
 
 
 def test_a_log_without_exceptions_gives_its_last_lines(log: Path) -> None:

@@ -41,10 +41,14 @@ GONE_IN_S = 10.0
 TOLD_BYTES, TOLD_LINES = 65536, 6
 SHARED_MEMORY = re.compile(r"/dev/shm/(?:sglang_loads_|sgl_shm_|sem\.mp-)[\w.-]+")
 """What SGLang names so is its own."""
-EXCEPTION = re.compile(r"(?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt|Exit|Failure)\b(?::|$)|.*\[Errno \d+\]")
+EXCEPTION = re.compile(
+    r"(?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt|Exit|Failure)\b(?::|$)|.*\[Errno \d+\]|.*crashed with exit code"
+)
 ENTRY = re.compile(r"\[\d{4}-\d\d-\d\d ")
-HARMLESS = ("freeze_gc", "kill_process_tree")
-"""SGLang 0.5.23 tells of these at starts without a warm-up, and at every end."""
+HARMLESS = "freeze_gc failed"
+"""SGLang 0.5.23 tells so, with tracebacks, where its own first request was not answered."""
+NOTICES = ("kill_process_tree called", "SIGQUIT received", "HTTP/1.1", "py-spy", "crash diagnostics", "warnings.warn(")
+"""Lines of every end, which say nothing of its cause."""
 
 _PIPES: weakref.WeakSet[_Pipe] = weakref.WeakSet()
 
@@ -143,7 +147,7 @@ class ServerProcess:
         if self._killed:
             return "it was ended by agenttrain"
         told = last_words(self.log)
-        return f"{_how(code)}{f': {told}' if told else ''} (log: {self.log})"
+        return f"{_how_ended(code)}{f': {told}' if told else ''} (log: {self.log})"
 
     def listens(self) -> bool:
         """Whether its port is its own: what answers there may be somebody else, as long as this says no."""
@@ -203,24 +207,27 @@ def last_words(log: Path) -> str:
 
 
 def _without_harmless(lines: Iterable[str]) -> list[str]:
-    """Leave out entries of the log that mean nothing, each with its traceback up to the next entry."""
+    """Leave out notices, and harmless entries of the log with their tracebacks up to the next entry."""
     kept, is_harmless = [], False
     for line in lines:
         if ENTRY.match(line):
-            is_harmless = any(word in line for word in HARMLESS)
-        if not is_harmless:
+            is_harmless = HARMLESS in line
+        if not is_harmless and not any(notice in line for notice in NOTICES):
             kept.append(line)
     return kept
 
 
-def _how(code: int) -> str:
-    """A shell tells a child's end by signal N as 128 + N."""
+def _how_ended(code: int) -> str:
+    """An exit code in words; a shell tells a child's end by signal N as 128 + N.
+
+    SGLang ends itself by SIGKILL when one of its processes has failed, and the system does so when memory runs out.
+    """
     number = -code if code < 0 else code - 128
     if number not in {int(known) for known in signal.Signals}:
         return f"it ended with exit code {code}"
     name = signal.Signals(number).name
-    memory = ", as the system does when memory runs out" if number == signal.SIGKILL else ""
-    return f"it was ended by {name}{memory}"
+    by = " (by SGLang itself, by the system for want of memory, or by hand)" if number == signal.SIGKILL else ""
+    return f"it was ended by {name}{by}"
 
 
 def _group(process: psutil.Process) -> int | None:
