@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Everything that guards a change, as CI runs it: format, lint, layers, types, tests, and one whole training run.
+# Everything that guards a change, as CI runs it: format, lint, layers, types, tests, whole training runs, and the
+# integrations against their real upstreams.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/environment.sh
-make_environment .venv-test "[dev]"
+make_environment .venv-test "[dev]" agenttrain-sglang
 set -x
 ruff format --check .
 ruff check .
@@ -11,3 +12,10 @@ lint-imports
 mypy
 python -m pytest
 python -m pytest -m slow
+agenttrain sglang setup --device cpu
+cd integrations/agenttrain-sglang
+ruff format --check .
+ruff check .
+mypy
+python -m pytest
+python -m pytest -m sglang

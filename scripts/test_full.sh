@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/environment.sh
-make_environment .venv-test "[dev]"
+make_environment .venv-test "[dev]" agenttrain-sglang
 part=${1:-all}
 case "$part" in seeds | control | kills | benchmarks | all) ;; *)
   echo "There is no part '$part'. Parts: seeds, control, kills, benchmarks." >&2
