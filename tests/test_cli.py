@@ -33,8 +33,9 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
-def test_help_lists_the_commands_without_importing_anything_heavy() -> None:
+def test_help_lists_the_commands_without_importing_anything_heavy(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process of its own, as a shell starts it; what is slow to import stays inside the commands."""
+    monkeypatch.setenv("AGENTTRAIN_PLUGINS", "local")
     code = f"""
 import sys
 from agenttrain.cli import main

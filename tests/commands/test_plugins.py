@@ -8,8 +8,9 @@ from agenttrain import __version__
 from agenttrain.plugins import hook_names
 
 
-def test_the_built_ins_come_through_the_same_door(command: Any) -> None:
+def test_the_built_ins_come_through_the_same_door(command: Any, monkeypatch: Any) -> None:
     """One plugin, with an engine, a trainer and the estimators."""
+    monkeypatch.setenv("AGENTTRAIN_PLUGINS", "local")
     listed = command("plugins", "--json").json
     assert listed["loaded"] == [{"name": "local", "version": __version__, "distribution": "agenttrain"}]
     assert (listed["engines"], listed["trainers"], listed["problems"]) == (["local"], ["local"], [])
