@@ -50,16 +50,16 @@ def test_the_next_answer_is_from_the_new_weights(
     """Twice, in several buckets: log probabilities, version, and nothing read from the old cache."""
     link, tags = linked(server.address, way), Tags()
     for number in (1, 2):
-        old, _ = trained.gap(server.address)
-        outcome = pushed(link, trained.shake().items(), tags.of(number), dtype=torch.float32, snapshot=snapshot)
+        weights = trained.shake()
+        assert trained.gap(server.address)[0] > 1e-3
+        outcome = pushed(link, weights.items(), tags.of(number), dtype=torch.float32, snapshot=snapshot)
         new, told = trained.gap(server.address)
-        assert new < 1e-4 < 1e-2
+        assert new < 1e-4
         assert {span["version"] for span in told["weight_versions"]} == {tags.of(number)}
         assert told["cached_tokens"] == 0
         assert outcome.n_buckets > 2
         assert 0 < outcome.pause_s <= outcome.seconds
         assert outcome.n_compared > 2
-        assert old != new
     assert trained.gap(server.address)[1]["cached_tokens"] > 0
     assert snapshot.tag == tags.of(2)
     assert no_thread_is_left()
@@ -73,8 +73,7 @@ def test_a_call_in_flight_goes_on_with_the_new_weights(server: Any, trained: Any
     body = json.dumps({"input_ids": [1, 2, 3], "sampling_params": sampling, "stream": True}).encode()
     call = urllib.request.Request(server.address + "/generate", body, {"Content-Type": "application/json"})
     with urllib.request.urlopen(call, timeout=60) as stream:
-        first = stream.readline()
-        assert first.startswith(b'data: {"output_ids"') or b"meta_info" in first, first
+        assert b"meta_info" in stream.readline()
         pushed(link, trained.shake().items(), tags.of(2))
         *_, last = [line for line in stream if line.startswith(b"data: {")]
     told = json.loads(last.removeprefix(b"data: "))["meta_info"]
