@@ -274,6 +274,20 @@ def test_threads_share_one_adapter(model_folder: Folder) -> None:
     assert found[0] == pytest.approx(found[1], rel=1e-4)
 
 
+def test_the_dense_layers_of_a_mixture_are_adapted_and_its_experts_are_not(tmp_path: Path) -> None:
+    """What learns is what is published: the linear layers, of the one dense layer too."""
+    folder = tiny_model(tmp_path / "mixture", layers=3, experts=4)
+    adapter = stirred(folder)
+    dense = [f"model.layers.1.mlp.{name}.weight" for name in ("down_proj", "gate_proj", "up_proj")]
+    published = adapter.published()
+    assert sorted(name for name in published if ".mlp." in name) == dense
+    assert len(published) == 3 * 4 + 3
+    assert len(adapter.parameters) == 2 * len(published)
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    plain.load_state_dict(dict(published), strict=False)
+    torch.testing.assert_close(logits_of(plain), logits_of(adapter.model), rtol=1e-4, atol=1e-4)
+
+
 def test_the_adapters_folder_names_its_base(model_folder: Folder, tmp_path: Path) -> None:
     adapter = stirred(model_folder("qwen3"), lora_targets=["q_proj"])
     adapter.export(tmp_path / "policy")

@@ -575,7 +575,6 @@ def test_an_adapter_and_a_reference_go_with_replay(folder: Path, renderer: Rende
     more = {
         "steps": 1,
         "adapter": "lora",
-        "lora_targets": ["q_proj", "v_proj"],
         "kl_coefficient": 0.1,
         "importance_cap": 2.0,
         "minibatches": 2,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ FOLDER = "adapter"
 """Inside an exported policy: the adapter alone, as peft reads it."""
 NAME = "default"
 """Of the one adapter, inside peft."""
+INSIDE = "model"
+"""Where a model lies while peft puts layers into it."""
 NOT_ADAPTED = {"mamba": "out_proj", "mamba2": "out_proj", "falcon_mamba": "out_proj", "falcon_h1": "out_proj"}
 """Model type to the layers whose weights its own code reads past the adapter; peft refuses them too."""
 
@@ -198,7 +201,9 @@ def _inject(model: Any, layers: Sequence[str], settings: TrainerTable, seed: int
         fan_in_fan_out=isinstance(model.get_submodule(layers[0]), Conv1D),
         base_model_name_or_path=str(model.config.name_or_path),
     )
+    # By a model's configuration peft (0.21) takes the dense layers of a mixture for its experts: it must not see one.
+    inside = replace(config, target_modules=[f"{INSIDE}.{name}" for name in layers])
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        inject_adapter_in_model(config, model, adapter_name=NAME)
+        inject_adapter_in_model(inside, torch.nn.ModuleDict({INSIDE: model}), adapter_name=NAME)
     return config
