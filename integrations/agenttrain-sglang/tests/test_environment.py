@@ -185,6 +185,15 @@ def test_a_half_made_one_is_made_again(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"failed while making a virtual environment \(exit code 7"):
         make_environment(folder, "cpu", tell=silent, python=str(stub))
     assert not (folder / "bin").exists()
+    assert json.loads((folder / "agenttrain-sglang.json").read_text()) == {"ready": False}
+
+
+def test_another_pythons_environment_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    stub = tmp_path / "python"
+    stub.write_text('#!/bin/sh\ncase "$1" in -c) echo 3 12;; *) exit 7;; esac\n')
+    stub.chmod(0o755)
+    with pytest.raises(EngineError, match=rf"sglang-{TESTED}-cpu-py3\.12"):
+        make_environment(None, "cpu", tell=silent, python=str(stub))
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

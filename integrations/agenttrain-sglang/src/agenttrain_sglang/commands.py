@@ -50,14 +50,12 @@ def setup_command(
     check_choice("--device", device, ("cpu", "cuda"))
     from time import monotonic
 
-    from agenttrain_sglang.environment import default_folder, detected_device, make_environment
+    from agenttrain_sglang.environment import detected_device, make_environment
 
     chosen: Device = "cuda" if (device or detected_device()) == "cuda" else "cpu"
     began = monotonic()
     with work():
-        found, made = make_environment(
-            folder or default_folder(chosen), chosen, tell=lambda line: typer.echo(line, err=True), python=python
-        )
+        found, made = make_environment(folder, chosen, tell=lambda line: typer.echo(line, err=True), python=python)
     seconds = round(monotonic() - began, 1)
     if json:
         told = {"folder": str(found.folder), "device": found.device, "sglang": found.version}

@@ -61,9 +61,9 @@ class Environment:
         return _python_of(self.folder)
 
 
-def default_folder(device: Device) -> Path:
-    """Where setup puts an environment, by device, SGLang's version and the running Python's."""
-    return _cache() / f"sglang-{TESTED}-{device}-py{sys.version_info.major}.{sys.version_info.minor}"
+def default_folder(device: Device, python: tuple[int, int] = sys.version_info[:2]) -> Path:
+    """Where setup puts an environment, by device, SGLang's version and Python's."""
+    return _cache() / f"sglang-{TESTED}-{device}-py{python[0]}.{python[1]}"
 
 
 def detected_device() -> Device:
@@ -114,12 +114,12 @@ def check_environment(settings: SglangTable) -> None:
 
 
 def make_environment(
-    folder: Path, device: Device, *, tell: Tell, python: str | None = None
+    folder: Path | None, device: Device, *, tell: Tell, python: str | None = None
 ) -> tuple[Environment, bool]:
     """Install SGLang into a folder, try it, and mark the folder; what is there and ready is left as it is.
 
     Args:
-        folder: the virtual environment. One that was half made is made again.
+        folder: the virtual environment. One that was half made is made again. None: `default_folder`.
         device: what it is for.
         tell: takes a line of progress.
         python: of which the environment is made. None: the running one.
@@ -131,11 +131,11 @@ def make_environment(
         ConfigError: the folder holds something else, the Python isn't supported, or another setup is at work there.
         EngineError: it can't be installed, or what was installed can't be imported.
     """
-    folder = folder.expanduser().absolute()
-    interpreter = _checked_python(python)
+    interpreter, version = _checked_python(python)
+    folder = folder.expanduser().absolute() if folder is not None else default_folder(device, version)
     with _locked(folder):
         state = _state(folder)
-        if state is None and folder.exists() and any(folder.iterdir()):
+        if state is None and folder.exists() and any(not name.startswith(MARK) for name in os.listdir(folder)):
             raise ConfigError(f"{folder} isn't empty and wasn't made by {SETUP}. Name another --folder.")
         if state is not None and state.get("ready") and state.get("sglang") in SUPPORTED:
             found = _read(folder)
@@ -143,13 +143,11 @@ def make_environment(
                 seen = f"{folder} is ready for {found.device}, and {device} is wanted"
                 raise ConfigError(f"{seen}. Name another --folder, or remove this one.")
             return found, False
-        shutil.rmtree(folder, ignore_errors=True)
         return _made_new(folder, device, interpreter, tell), True
 
 
 def _made_new(folder: Path, device: Device, interpreter: str, tell: Tell) -> Environment:
-    folder.mkdir(parents=True)
-    _write_state(folder, {"ready": False, "device": device})
+    _emptied(folder)
     work = _Work(folder, tell)
     work.run("making a virtual environment", [interpreter, "-m", "venv", str(folder)])
     pip = [str(_python_of(folder)), "-m", "pip", "install", "--progress-bar", "off", "--only-binary", ":all:"]
@@ -164,6 +162,17 @@ def _made_new(folder: Path, device: Device, interpreter: str, tell: Tell) -> Env
         raise EngineError(f"{folder} imports SGLang {version}, and {TESTED} was installed. See {folder / LOG}.")
     _write_state(folder, {"ready": True, "device": device, "sglang": version, "made_by": interpreter})
     return Environment(folder, device, version)
+
+
+def _emptied(folder: Path) -> None:
+    """Nothing in it but the mark of something half made, which is there from before the first change."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_state(folder, {"ready": False})
+    for entry in folder.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        elif entry.name != MARK:
+            entry.unlink()
 
 
 class _Work:
@@ -249,9 +258,11 @@ def _last_package(lines: list[str]) -> str | None:
     return None
 
 
-def _checked_python(python: str | None) -> str:
-    """Raises:
-    ConfigError: it can't be started, or its version isn't one of PYTHONS.
+def _checked_python(python: str | None) -> tuple[str, tuple[int, int]]:
+    """The Python to make an environment of, and its version.
+
+    Raises:
+        ConfigError: it can't be started, or its version isn't one of PYTHONS.
     """
     accepted = " or ".join(f"{major}.{minor}" for major, minor in PYTHONS)
     if python is None:
@@ -264,11 +275,11 @@ def _checked_python(python: str | None) -> str:
         except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
             raise ConfigError(f"--python {python} can't be run: {error}. Name a Python {accepted}.") from None
     if version not in PYTHONS:
-        seen = ".".join(map(str, version))
         raise ConfigError(
-            f"{python} is Python {seen}; SGLang {TESTED} was tested with {accepted}. Name one by --python."
+            f"{python} is Python {version[0]}.{version[1]}; SGLang {TESTED} was tested with {accepted}. Name one by "
+            "--python."
         )
-    return python
+    return python, version
 
 
 @contextmanager
@@ -312,8 +323,10 @@ def _made(devices: tuple[Device, ...]) -> Environment | None:
 
 
 def _read(folder: Path) -> Environment:
-    """Raises:
-    ConfigError: nothing there that can be used.
+    """The environment in a folder.
+
+    Raises:
+        ConfigError: nothing there that can be used.
     """
     state, again = _state(folder), f"Run {SETUP} --folder {folder}."
     if state is None:
