@@ -166,7 +166,7 @@ def test_a_failed_install_shows_its_last_lines_and_stays_half_made(
     assert "agenttrain sglang setup failed while installing what SGLang" in str(raised.value)
     assert "No matching distribution found for aiohappyeyeballs" in str(raised.value)
     assert "run it again" in str(raised.value)
-    assert [line.split("s  ", 1)[1] for line in told] == [
+    assert list(dict.fromkeys(line.split("s  ", 1)[1] for line in told)) == [
         "making a virtual environment",
         f"installing what SGLang {TESTED} needs",
     ]

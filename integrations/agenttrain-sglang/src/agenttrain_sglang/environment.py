@@ -133,7 +133,7 @@ def make_environment(
     """
     interpreter, version = _checked_python(python)
     folder = folder.expanduser().absolute() if folder is not None else default_folder(device, version)
-    with _locked(folder):
+    with _locked(folder) as lock:
         state = _state(folder)
         if state is None and folder.exists() and any(not name.startswith(MARK) for name in os.listdir(folder)):
             raise ConfigError(f"{folder} isn't empty and wasn't made by {SETUP}. Name another --folder.")
@@ -143,12 +143,11 @@ def make_environment(
                 seen = f"{folder} is ready for {found.device}, and {device} is wanted"
                 raise ConfigError(f"{seen}. Name another --folder, or remove this one.")
             return found, False
-        return _made_new(folder, device, interpreter, tell), True
+        return _made_new(folder, device, interpreter, _Work(folder, lock, tell)), True
 
 
-def _made_new(folder: Path, device: Device, interpreter: str, tell: Tell) -> Environment:
+def _made_new(folder: Path, device: Device, interpreter: str, work: _Work) -> Environment:
     _emptied(folder)
-    work = _Work(folder, tell)
     work.run("making a virtual environment", [interpreter, "-m", "venv", str(folder)])
     pip = [str(_python_of(folder)), "-m", "pip", "install", "--progress-bar", "off", "--only-binary", ":all:"]
     needs = Path(__file__).with_name(f"requirements_{device}.txt")
@@ -176,10 +175,13 @@ def _emptied(folder: Path) -> None:
 
 
 class _Work:
-    """The commands of one setup: their output goes to a log, and is shown when one of them fails."""
+    """The commands of one setup: their output goes to a log, and is shown when one of them fails.
 
-    def __init__(self, folder: Path, tell: Tell) -> None:
-        self._folder, self._tell = folder, tell
+    Each holds the lock too: where a setup was killed, the pip that outlives it keeps the next setup out.
+    """
+
+    def __init__(self, folder: Path, lock: int, tell: Tell) -> None:
+        self._folder, self._lock, self._tell = folder, lock, tell
         self._log = folder / LOG
         self._began = time.monotonic()
 
@@ -199,7 +201,12 @@ class _Work:
         start = self._log.stat().st_size if self._log.exists() else 0
         with self._log.open("ab") as log:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                pass_fds=(self._lock,),
             )
         try:
             code = self._wait(process, what, start)
@@ -283,8 +290,8 @@ def _checked_python(python: str | None) -> tuple[str, tuple[int, int]]:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Keep a second setup out of the same folder, however the first one ends."""
+def _locked(folder: Path) -> Iterator[int]:
+    """Keep a second setup out of the same folder, however the first one ends; gives the lock's file descriptor."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         lock = (folder.parent / f"{folder.name}.lock").open("w")
@@ -294,8 +301,8 @@ def _locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise ConfigError(f"Another {SETUP} is at work in {folder}. Wait until it is done.") from None
-        yield
+            raise ConfigError(f"Another {SETUP} is at work in {folder}. Wait until it is done, or end it.") from None
+        yield lock.fileno()
 
 
 def _cache() -> Path:
