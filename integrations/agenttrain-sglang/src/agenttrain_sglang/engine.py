@@ -40,6 +40,8 @@ MOST_ASKED = 4
 BUSY = (429, 502, 503)
 """HTTP statuses of a server that has sampled nothing and may take the same call later."""
 BUSY_S = 0.5
+SPANS_S = 1.5
+"""How long a server is left to send its last spans before it is ended: it sends them every 0.5 s."""
 ABORT_AGAIN_S = 0.5
 """A server may not know a call yet when its end is asked for."""
 NOTHING = Generation(token_ids=(), logprobs=(), weight_versions=(), stop_reason="aborted")
@@ -281,6 +283,8 @@ class SglangEngine:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._plan.otlp_endpoint is not None:
+            await asyncio.sleep(SPANS_S)
         if not self._ready.done() or self._ready.exception() is None:
             await self._fleet.close()
         await self._http.close()
