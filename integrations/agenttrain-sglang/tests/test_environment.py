@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import json
+import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from agenttrain.errors import ConfigError, EngineError
 
@@ -136,6 +139,37 @@ def test_a_second_setup_at_once_is_refused(tmp_path: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(ConfigError, match="Another agenttrain sglang setup is at work"):
             make_environment(tmp_path / "mine", "cpu", tell=silent)
+
+
+def test_what_outlives_a_killed_setup_keeps_the_next_one_out(tmp_path: Path) -> None:
+    """Two at work in one folder would leave a mixture; when the first one's command has ended, the next may begin."""
+    folder, number = tmp_path / "mine", tmp_path / "number"
+    stub = tmp_path / "python"
+    stub.write_text(
+        f'#!/bin/sh\ncase "$1" in -c) echo 3 {sys.version_info[1]};; '
+        f"*) echo $$ > {number}.part; mv {number}.part {number}; exec sleep 600;; esac\n"
+    )
+    stub.chmod(0o755)
+    code = (
+        "import sys; from pathlib import Path; from agenttrain_sglang.environment import make_environment\n"
+        "make_environment(Path(sys.argv[1]), 'cpu', tell=print, python=sys.argv[2])"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(folder), str(stub)], stdout=subprocess.DEVNULL) as setup:
+        while not number.exists():
+            assert setup.poll() is None
+            time.sleep(0.02)
+        setup.kill()
+    lives_on = psutil.Process(int(number.read_text()))
+
+    try:
+        with pytest.raises(ConfigError, match="Another agenttrain sglang setup is at work"):
+            make_environment(folder, "cpu", tell=silent)
+    finally:
+        lives_on.kill()
+        lives_on.wait()
+    stub.write_text(f'#!/bin/sh\ncase "$1" in -c) echo 3 {sys.version_info[1]};; *) exit 7;; esac\n')
+    with pytest.raises(EngineError, match="failed while making"):
+        make_environment(folder, "cpu", tell=silent, python=str(stub))
 
 
 def test_a_python_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
