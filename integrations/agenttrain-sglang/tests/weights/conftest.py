@@ -88,16 +88,17 @@ def linked(small_folder: Path) -> Iterator[Callable[..., Link]]:
         link.close()
 
 
-@pytest.fixture
-def own_server(small_folder: Path, tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
-    """Starts servers that only this test knows; ended afterwards."""
+@pytest.fixture(scope="module")
+def own_server(small_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., ServerProcess]]:
+    """Starts servers that only this file's tests know; ended afterwards."""
     processes: list[ServerProcess] = []
+    logs = tmp_path_factory.mktemp("own-servers")
 
     def start(**how: Any) -> ServerProcess:
         settings = SglangTable(max_running=32, cache_tokens=16384)
         environment = find_environment(settings)
         launch = launch_of(settings, environment, small_folder, port=free_port(), deterministic=True, **how)
-        processes.append(ServerProcess(launch, log=tmp_path / f"{len(processes)}.log"))
+        processes.append(ServerProcess(launch, log=logs / f"{len(processes)}.log"))
         _wait(processes[-1])
         return processes[-1]
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import urllib.error
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from agenttrain.config import TrainerTable
@@ -14,7 +16,15 @@ from agenttrain.local import policy
 from agenttrain.local.adapter import Adapter
 from agenttrain.protocols import AdapterWeights
 
-from agenttrain_sglang.weights import Tags, WeightsRefused, drop_adapter, push_adapter, shapes_of
+from agenttrain_sglang.weights import (
+    ServerSpoiled,
+    Tags,
+    WeightsRefused,
+    drop_adapter,
+    push,
+    push_adapter,
+    shapes_of,
+)
 
 pytestmark = pytest.mark.sglang
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -27,11 +37,15 @@ def shaken(adapter: Adapter) -> AdapterWeights:
     return adapter.adapter_weights()
 
 
-def test_calls_are_answered_by_the_adapter_that_they_name(
-    own_server: Callable[..., Any], small_folder: Path, trained: Any
-) -> None:
+@pytest.fixture(scope="module")
+def adapted(own_server: Callable[..., Any]) -> Any:
+    """A server that takes adapters; the last test freezes it."""
+    return own_server(adapter_rank=4, adapter_targets=TARGETS)
+
+
+def test_calls_are_answered_by_the_adapter_that_they_name(adapted: Any, small_folder: Path, trained: Any) -> None:
     """The base stays; a name may be loaded again; one that is gone, or would not fit, is refused and harms nothing."""
-    address = own_server(adapter_rank=4, adapter_targets=TARGETS).address
+    address = adapted.address
     base = policy.load_model(small_folder, device=torch.device("cpu"))
     adapter = Adapter(small_folder, base, settings=TrainerTable(adapter="lora", lora_rank=4), seed=1)
     tags, shapes = Tags(), shapes_of(small_folder)
@@ -64,3 +78,20 @@ def test_calls_are_answered_by_the_adapter_that_they_name(
     with pytest.raises(WeightsRefused, match="Adapt the model that the server was started with"):
         push_adapter(address, other, tags.of(3), timeout_s=30, shapes=shapes)
     assert trained.gap(address, adapter=tags.of(2))[0] < 1e-4
+
+
+def test_a_server_that_freezes_in_mid_push_is_given_up_on(adapted: Any, trained: Any, linked: Any) -> None:
+    """When its time is over, in the middle of a broadcast; nothing is left waiting."""
+    link = linked(adapted.address, "group", timeout_s=3.0)
+    norms = [(name, tensor) for name, tensor in trained.shake().items() if name.endswith("norm.weight")]
+
+    def freezing() -> Iterator[tuple[str, torch.Tensor]]:
+        yield from norms[:2]
+        for process in psutil.Process(adapted.pid).children(recursive=True):
+            process.suspend()
+        yield from norms[2:]
+
+    outcome = push([link], freezing(), Tags().of(1), bucket_mib=0.00001)[adapted.address]
+    assert isinstance(outcome, ServerSpoiled)
+    assert "not answered within 3 s" in str(outcome)
+    assert not any(thread.name.startswith("agenttrain-weights") for thread in threading.enumerate())

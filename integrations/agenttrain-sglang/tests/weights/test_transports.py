@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from agenttrain.errors import EngineError
@@ -205,21 +204,4 @@ def test_a_server_that_dies_in_mid_push_keeps_no_other_from_its_weights(
     assert "start it again" in str(outcomes[doomed.address])
     assert trained.gap(server.address)[0] < 1e-4
     assert {name for name, _ in snapshot.weights()} == {name for name, _ in named}
-    assert no_thread_is_left()
-
-
-def test_a_server_that_freezes_in_mid_push_is_given_up_on(own_server: Any, trained: Any, linked: Linked) -> None:
-    """When its time is over, in the middle of a broadcast; nothing is left waiting."""
-    frozen = own_server()
-    link, tags = linked(frozen.address, "group", timeout_s=3.0), Tags()
-    named = list(trained.shake().items())
-
-    def freezing() -> Iterator[tuple[str, torch.Tensor]]:
-        yield from named[:9]
-        for process in psutil.Process(frozen.pid).children(recursive=True):
-            process.suspend()
-        yield from named[9:]
-
-    with pytest.raises(ServerSpoiled, match="not answered within 3 s"):
-        pushed(link, freezing(), tags.of(1))
     assert no_thread_is_left()
