@@ -1,9 +1,9 @@
 """Token ids to sampled ids: protocols.Engine over SGLang servers.
 
-A call waits for a free place at its rollout's server, is sent, and is sent again when that server dies: nothing of
-the lost answer was kept, so nothing is trained half. Invariants: no id outside the vocabulary reaches a server; a
-Generation holds exactly what one server told, or several parts of which each continues the one before; the next call
-after `update_weights` is answered by the new weights, on every server. Knows nothing of messages, tools or rewards.
+Any thread may ask; what it asks is done on a loop of the engine's own (`calls`, `fleet`), and new weights travel on the
+thread that brings them (`published`). Invariants: no id outside the vocabulary reaches a server; the next call after
+`update_weights` is answered by the new weights, on every server; nobody waits for ever. Knows nothing of messages,
+tools or rewards.
 
 Servers start while the rest of a run opens; the first use waits for them.
 """
@@ -11,23 +11,25 @@ Servers start while the rest of a run opens; the first use waits for them.
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import aiohttp
 from agenttrain import telemetry
 from agenttrain.errors import EngineError
 from agenttrain.records import Generation, Ids, Sampling
 
-from agenttrain_sglang.client import ServerClient, ServerGone, ServerRefused, check_prompt, new_rid
+from agenttrain_sglang.calls import Call, Calls
+from agenttrain_sglang.client import ServerClient, ServerGone, check_prompt
 from agenttrain_sglang.fleet import Fleet
 from agenttrain_sglang.loop import LoopThread
-from agenttrain_sglang.published import Published
-from agenttrain_sglang.replica import Server
-from agenttrain_sglang.wire import Sent, generate_body, generation_of, goes_on, going_on, joined
+from agenttrain_sglang.one_server import Server
+from agenttrain_sglang.plan import refuse_unfit
+from agenttrain_sglang.published import Outcome, Published
+from agenttrain_sglang.weights import ServerSpoiled
 
 if TYPE_CHECKING:
     from agenttrain.protocols import AdapterWeights
@@ -35,35 +37,8 @@ if TYPE_CHECKING:
     from agenttrain_sglang.plan import Plan
     from agenttrain_sglang.replica import Replica
 
-MOST_ASKED = 4
-"""How often one call is sent before it fails."""
-BUSY = (429, 502, 503)
-"""HTTP statuses of a server that has sampled nothing and may take the same call later."""
-BUSY_S = 0.5
-SPANS_S = 1.5
-"""How long a server is left to send its last spans before it is ended: it sends them every 0.5 s."""
-ABORT_AGAIN_S = 0.5
-"""A server may not know a call yet when its end is asked for."""
-NOTHING = Generation(token_ids=(), logprobs=(), weight_versions=(), stop_reason="aborted")
-
-
-@dataclass(slots=True, eq=False)
-class Call:
-    """One call of `generate` on its way."""
-
-    prompt_ids: Ids
-    sampling: Sampling
-    session: str
-    headers: Mapping[str, str]
-    future: Future[Generation]
-    task: asyncio.Task[Generation] | None = None
-    abort: asyncio.Task[None] | None = None
-    """Asks for its end."""
-    server: Server | None = None
-    """The one that works on it. None: it waits."""
-    rid: str = ""
-    ended: bool = False
-    """Its rollout has ended: what was sampled until then is its answer."""
+CLOSED = "The SGLang engine is closed. Open a new one to generate or to publish weights."
+T = TypeVar("T")
 
 
 class SglangEngine:
@@ -74,14 +49,9 @@ class SglangEngine:
     def __init__(self, plan: Plan) -> None:
         """Start the servers; what is wrong with them is raised at the first use."""
         self._plan = plan
-        self._counts = dict.fromkeys(
-            ("sampled_ids", "prefilled_ids", "cached_ids", "calls", "asked_again", "aborted", "busy"), 0.0
-        )
         self._news: list[str] = []
         self._lock = threading.Lock()
         self._closed = False
-        self._open: set[Call] = set()
-        """Every call that has arrived and not ended; touched on the loop alone."""
         self._loop = LoopThread("agenttrain-sglang")
         self._folder = plan.own_folder()
         self._published = Published(
@@ -104,7 +74,7 @@ class SglangEngine:
     @property
     def replicas(self) -> tuple[Replica, ...]:
         """The servers' places; waits until all are filled."""
-        return self._ready.result().replicas
+        return self._opened_fleet().replicas
 
     @property
     def weight_version(self) -> int:
@@ -140,14 +110,14 @@ class SglangEngine:
         call = Call(prompt_ids, sampling, session, headers, future)
         with self._lock:
             self._check_open()
-            self._loop.soon(self._begin, call)
+            self._loop.soon(lambda: self._calls.begin(call))
         return future
 
     def release(self, session: str) -> None:
         """The rollout has ended: its calls in flight end as aborted, with what was sampled until then."""
         with self._lock:
             if not self._closed:
-                self._loop.soon(self._end_session, session)
+                self._loop.soon(lambda: self._calls.end_session(session))
 
     def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
         """Push weights to every server; returns when each samples the next token from them.
@@ -165,16 +135,18 @@ class SglangEngine:
         """
         self._publish(lambda servers: self._published.push_adapter(adapter, version, servers))
 
-    def _publish(self, push: Callable[[Sequence[Server]], Mapping[Server, str]]) -> None:
+    def _publish(self, push: Callable[[Sequence[Server]], Outcome]) -> None:
         """Push to the servers that are up; those that died on it, and those that came meanwhile, get it anew."""
-        fleet = self._ready.result()
+        fleet = self._opened_fleet()
         self._check_open()
-        servers = self._loop.run(self._held_still(fleet)).result()
+        servers = self._on_loop(fleet.hold_still())
         try:
-            dead = push(servers)
+            outcome = push(servers)
         finally:
-            self._loop.run(self._let_go(fleet)).result()
-        self._loop.run(self._settled(fleet, dead)).result()
+            self._on_loop(fleet.let_go())
+        self._on_loop(fleet.settle(outcome.dead, is_behind=self._published.is_behind, restore=self._restored))
+        if outcome.refusal is not None:
+            raise outcome.refusal
 
     def stats(self) -> Mapping[str, float]:
         """Counters since the start; waits until the servers are ready.
@@ -185,13 +157,13 @@ class SglangEngine:
         Raises:
             EngineError: no server answers, or will.
         """
-        fleet = self._ready.result()
+        fleet = self._opened_fleet()
         self._check_open()
-        if all(replica.failure is not None for replica in fleet.replicas):
-            raise EngineError(str(fleet.replicas[0].failure))
-        cpu_s, server_sampled_ids = self._loop.run(self._counted(fleet)).result()
+        fleet.check()
+        counts = dict(self._calls.counts)
+        cpu_s, server_sampled_ids = self._on_loop(self._counted(fleet))
         return {
-            **self._counts,
+            **counts,
             "server_sampled_ids": server_sampled_ids,
             "restarts": float(sum(replica.restarts for replica in fleet.replicas)),
             "update_s": self._published.update_s,
@@ -212,19 +184,50 @@ class SglangEngine:
             if self._closed:
                 return
             self._closed = True
-        self._loop.run(self._shut()).result()
-        self._loop.close()
-        self._published.close()
+        try:
+            self._loop.run(self._shut()).result()
+        finally:
+            self._loop.close()
+            self._published.close()
+            if self._plan.folder is None and self._is_well:
+                shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def _is_well(self) -> bool:
+        """Whether nobody will want to read the servers' logs."""
+        return all(replica.failure is None for replica in self._fleet.replicas)
 
     def _check_open(self) -> None:
         if self._closed:
-            raise EngineError("The SGLang engine is closed. Open a new one to generate or to publish weights.")
+            raise EngineError(CLOSED)
 
     def _say(self, news: str) -> None:
         with self._lock:
             self._news.append(news)
 
-    # ── opening and closing, on the loop ─────────────────────────────────────────────────────────────────────────
+    def _opened_fleet(self) -> Fleet:
+        """Waits until every replica has a server.
+
+        Raises:
+            EngineError: one will not, or the engine was closed meanwhile.
+        """
+        try:
+            return self._ready.result()
+        except CancelledError:
+            raise EngineError(CLOSED) from None
+
+    def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
+        """What a coroutine gives.
+
+        Raises:
+            EngineError: its own, or the engine was closed meanwhile.
+        """
+        try:
+            return self._loop.run(work).result()
+        except CancelledError:
+            raise EngineError(CLOSED) from None
+
+    # ── on the loop ──────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _opened(self) -> Fleet:
         self._http = aiohttp.ClientSession(
@@ -238,161 +241,35 @@ class SglangEngine:
                 say=self._say,
             )
         )
+        self._calls = Calls(
+            self._fleet,
+            self._published,
+            n_vocabulary=self._plan.n_vocabulary,
+            routed=self._plan.routed,
+            busy_s=self._plan.settings.silence_s,
+        )
         await self._fleet.fill()
         return self._fleet
 
     async def _restored(self, server: Server) -> None:
-        await asyncio.to_thread(self._published.restore, server)
-
-    async def _held_still(self, fleet: Fleet) -> list[Server]:
-        """The servers that are up; none of them is taken for hung while weights arrive."""
-        for replica in fleet.replicas:
-            replica.is_held_still = True
-        return [replica.server for replica in fleet.replicas if replica.server is not None]
-
-    async def _let_go(self, fleet: Fleet) -> None:
-        for replica in fleet.replicas:
-            replica.is_held_still = False
-
-    async def _settled(self, fleet: Fleet, dead: Mapping[Server, str]) -> None:
-        """Wait until every replica that is not lost for good has a server with the weights of now.
+        """Give a server the weights of now.
 
         Raises:
-            EngineError: none is left.
+            ServerGone: another one in its place may take them.
+            EngineError: no other one would.
         """
-        for replica in fleet.replicas:
-            if replica.server is not None and replica.server in dead:
-                replica.lost(replica.server, dead[replica.server])
-        for replica in fleet.replicas:
-            while replica.failure is None and (replica.server is None or self._published.is_behind(replica.server)):
-                if replica.server is None:
-                    await replica.changed.wait()
-                else:
-                    await self._restored(replica.server)
-        if all(replica.failure is not None for replica in fleet.replicas):
-            raise EngineError(str(fleet.replicas[0].failure))
+        refuse_unfit(self._plan, server.client.address, server.facts)
+        try:
+            await asyncio.to_thread(self._published.restore, server)
+        except ServerSpoiled as spoiled:
+            raise ServerGone(str(spoiled)) from spoiled
 
     async def _counted(self, fleet: Fleet) -> tuple[float, float]:
         each = await asyncio.gather(*(replica.counted() for replica in fleet.replicas))
         return sum(cpu_s for cpu_s, _ in each), sum(sampled for _, sampled in each)
 
     async def _shut(self) -> None:
-        tasks = [call.task for call in self._open if call.task is not None]
-        for call in list(self._open):
-            call.ended = True
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if self._plan.otlp_endpoint is not None:
-            await asyncio.sleep(SPANS_S)
-        if not self._ready.done() or self._ready.exception() is None:
-            await self._fleet.close()
+        self._ready.cancel()
+        await self._calls.close()
+        await self._fleet.close()
         await self._http.close()
-
-    # ── calls, on the loop ───────────────────────────────────────────────────────────────────────────────────────
-
-    def _begin(self, call: Call) -> None:
-        self._open.add(call)
-        call.task = asyncio.ensure_future(self._answered(call))
-        call.task.add_done_callback(lambda task: self._done(call, task))
-
-    def _done(self, call: Call, task: asyncio.Task[Generation]) -> None:
-        """However a call's task ended, its future is done now."""
-        self._open.discard(call)
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            call.future.set_exception(_as_engine_error(error))
-            return
-        generation = NOTHING if task.cancelled() else task.result()
-        counts = self._counts
-        counts["calls"] += 1
-        counts["aborted"] += generation.stop_reason == "aborted"
-        counts["sampled_ids"] += len(generation.token_ids)
-        counts["cached_ids"] += generation.n_cached_ids
-        counts["prefilled_ids"] += len(call.prompt_ids) - generation.n_cached_ids
-        call.future.set_result(generation)
-
-    async def _answered(self, call: Call) -> Generation:
-        """The whole answer: a server's own end of text, which is none of the turn's stop ids, is gone on from."""
-        prompt, sampling = call.prompt_ids, call.sampling
-        whole = part = await self._part(call, prompt, sampling)
-        while goes_on(part, sampling) and not call.ended:
-            prompt, sampling = going_on(prompt, part, sampling)
-            part = await self._part(call, prompt, sampling)
-            whole = joined(whole, part)
-        return whole
-
-    async def _part(self, call: Call, prompt: Ids, sampling: Sampling) -> Generation:
-        """One server's answer, asked for again where a server died or was too busy to begin."""
-        for n_asked in range(1, MOST_ASKED + 1):
-            replica = await self._fleet.replica_of(call.session)
-            async with replica.slots:
-                server = replica.server
-                if call.ended:
-                    return NOTHING
-                if server is None:
-                    continue
-                try:
-                    return await self._asked(call, server, prompt, sampling)
-                except ServerGone as gone:
-                    replica.lost(server, str(gone))
-                    if call.ended:
-                        return NOTHING
-                    self._counts["asked_again"] += 1
-                    failure = f"was sent {n_asked} times, and each server died on it (the last one: {gone})"
-                except ServerRefused as refused:
-                    if refused.status not in BUSY:
-                        raise EngineError(
-                            f"{replica.name} refused a call of session {call.session} with HTTP {refused.status}: "
-                            f"{refused.message} See the server's log."
-                        ) from refused
-                    self._counts["busy"] += 1
-                    failure = f"was refused {n_asked} times (the last time: HTTP {refused.status} {refused.message})"
-            await asyncio.sleep(BUSY_S * n_asked if "refused" in failure else 0)
-        raise EngineError(f"A call of session {call.session} {failure}. See the servers' logs.")
-
-    async def _asked(self, call: Call, server: Server, prompt: Ids, sampling: Sampling) -> Generation:
-        adapter, version_of = self._published.on(server)
-        routed = self._plan.routed if server.facts.tells_experts else None
-        sent = Sent(
-            prompt_ids=prompt,
-            sampling=sampling,
-            rid=new_rid(),
-            address=server.client.address,
-            n_vocabulary=self._plan.n_vocabulary,
-            routed=routed,
-        )
-        body = generate_body(prompt, sampling, rid=sent.rid, adapter=adapter, wants_experts=routed is not None)
-        call.rid, call.server = sent.rid, server
-        try:
-            answer = await server.generate(body, call.headers)
-        finally:
-            call.server = None
-        return generation_of(answer, sent=sent, version_of=version_of)
-
-    def _end_session(self, session: str) -> None:
-        if self._ready.done() and self._ready.exception() is None:
-            self._fleet.release(session)
-        for call in [call for call in self._open if call.session == session]:
-            call.ended = True
-            if call.server is None and call.task is not None:
-                call.task.cancel()
-            else:
-                call.abort = asyncio.ensure_future(self._aborted(call))
-
-    async def _aborted(self, call: Call) -> None:
-        """Ask the server to end a call until it has."""
-        while call in self._open and call.server is not None:
-            try:
-                await call.server.client.abort(call.rid)
-            except (ServerGone, ServerRefused):
-                return
-            await asyncio.sleep(ABORT_AGAIN_S)
-
-
-def _as_engine_error(error: BaseException) -> EngineError:
-    if isinstance(error, EngineError):
-        return error
-    failed = EngineError(f"A call of the SGLang engine failed: {type(error).__name__}: {error}. See the server's log.")
-    failed.__cause__ = error
-    return failed

@@ -7,10 +7,12 @@ replaced and another one has, the session moves. Everything here runs on the eng
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from agenttrain.errors import EngineError
 
+from agenttrain_sglang.client import ServerGone
+from agenttrain_sglang.one_server import Server
 from agenttrain_sglang.replica import Replica
 
 
@@ -46,11 +48,8 @@ class Fleet:
             able = [replica for replica in self.replicas if replica.server is not None]
             if able:
                 return self._assigned(session, min(able, key=lambda replica: (replica.n_assigned, replica.number)))
+            self.check()
             hopeful = [replica for replica in self.replicas if replica.failure is None]
-            if not hopeful:
-                failure = self.replicas[0].failure
-                assert failure is not None
-                raise EngineError(str(failure))
             waits = [asyncio.ensure_future(replica.changed.wait()) for replica in hopeful]
             try:
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -58,11 +57,59 @@ class Fleet:
                 for wait in waits:
                     wait.cancel()
 
+    def check(self) -> None:
+        """Raises:
+        EngineError: no replica has a server, or will have one.
+        """
+        failures = [replica.failure for replica in self.replicas if replica.failure is not None]
+        if len(failures) == len(self.replicas):
+            raise EngineError(" ".join(dict.fromkeys(map(str, failures))))
+
     def release(self, session: str) -> None:
         """The session has ended."""
         replica = self._replica_by_session.pop(session, None)
         if replica is not None:
             replica.n_assigned -= 1
+
+    async def hold_still(self) -> list[Server]:
+        """The servers that answer; until `let_go` none of them is taken for hung. A silent one is replaced."""
+        for replica in self.replicas:
+            replica.is_held_still = True
+        return [server for server in await asyncio.gather(*map(_answering, self.replicas)) if server is not None]
+
+    async def let_go(self) -> None:
+        """Weights have arrived."""
+        for replica in self.replicas:
+            replica.let_go()
+
+    async def settle(
+        self,
+        dead: Mapping[Server, str],
+        *,
+        is_behind: Callable[[Server], bool],
+        restore: Callable[[Server], Awaitable[None]],
+    ) -> None:
+        """Wait until every replica that is not lost for good has a server that is not behind.
+
+        Args:
+            dead: servers to why they must be replaced.
+
+        Raises:
+            EngineError: no replica is left, or a server takes the weights no more.
+        """
+        for replica in self.replicas:
+            if replica.server is not None and replica.server in dead:
+                replica.lost(replica.server, dead[replica.server])
+        for replica in self.replicas:
+            while replica.failure is None:
+                server = replica.server
+                if server is None:
+                    await replica.changed.wait()
+                elif not is_behind(server):
+                    break
+                else:
+                    await _restored(replica, server, restore)
+        self.check()
 
     async def close(self) -> None:
         """End every server that we started."""
@@ -73,3 +120,21 @@ class Fleet:
         self._replica_by_session[session] = replica
         replica.n_assigned += 1
         return replica
+
+
+async def _answering(replica: Replica) -> Server | None:
+    server = replica.server
+    if server is None or await server.answers(replica.settings.silence_s):
+        return server
+    replica.lost(server, f"it did not answer within {replica.settings.silence_s:g} s before weights were sent")
+    return None
+
+
+async def _restored(replica: Replica, server: Server, restore: Callable[[Server], Awaitable[None]]) -> None:
+    replica.is_held_still = True
+    try:
+        await restore(server)
+    except ServerGone as gone:
+        replica.lost(server, str(gone))
+    finally:
+        replica.let_go()

@@ -24,7 +24,8 @@ from agenttrain_sglang.client import ServerClient, ServerFacts, ServerGone, Serv
 from agenttrain_sglang.environment import Environment, find_environment
 from agenttrain_sglang.experts import RoutedShape, routed_shape
 from agenttrain_sglang.launch import Launch, launch_of
-from agenttrain_sglang.replica import Replica, ReplicaSettings, Server
+from agenttrain_sglang.one_server import Server
+from agenttrain_sglang.replica import Replica, ReplicaSettings
 from agenttrain_sglang.server import ServerProcess, free_port
 from agenttrain_sglang.settings import SglangTable
 
@@ -163,6 +164,7 @@ def plan_of(context: EngineContext) -> Plan:
     settings = plugin_table(SglangTable, "sglang", config)
     _refuse(settings, config)
     model_config = _model_config(model)
+    routed = routed_shape(model)  # asked in any case: it refuses what SGLang would serve wrongly
     rank = config.trainer.lora_rank if settings.adapters and _wants_adapter(config, model) else None
     return Plan(
         settings=settings,
@@ -171,7 +173,7 @@ def plan_of(context: EngineContext) -> Plan:
         environment=None if settings.servers else find_environment(settings),
         model_type=str(model_config.get("model_type")),
         n_vocabulary=_n_vocabulary(model_config, model),
-        routed=routed_shape(model) if settings.routed_experts is not False else None,
+        routed=routed if settings.routed_experts is not False else None,
         adapter_rank=rank,
         adapter_targets=tuple(config.trainer.lora_targets),
         otlp_endpoint=_otlp_endpoint(),
@@ -189,9 +191,25 @@ def check_plan(plan: Plan) -> tuple[str, ...]:
         n = plan.settings.replicas
         servers = f"{n} SGLang servers" if n > 1 else "a SGLang server"
         return (f"rollouts: {servers} ({plan.environment.version}) started on this machine's {plan.device.upper()}",)
+    notes = [f"rollouts: SGLang at {', '.join(plan.settings.servers)}"]
     for address, facts in zip(plan.settings.servers, asyncio.run(_facts_of(plan.settings.servers)), strict=True):
-        _refuse_unfit(plan, address, facts)
-    return (f"rollouts: SGLang at {', '.join(plan.settings.servers)}",)
+        refuse_unfit(plan, address, facts)
+        notes += _notes(plan, address, facts)
+    return tuple(notes)
+
+
+def _notes(plan: Plan, address: str, facts: ServerFacts) -> list[str]:
+    """What a server that was given does without."""
+    notes = []
+    if not facts.caches_prefixes:
+        notes.append(f"{address} keeps no prefixes: each turn is read from its beginning (--disable-radix-cache)")
+    if not facts.takes_seeds:
+        notes.append(f"{address} takes no seeds: equal seeds give other ids (no --enable-deterministic-inference)")
+    if plan.routed is not None and not facts.tells_experts:
+        notes.append(
+            f"{address} tells no routed experts: the trainer chooses its own (no --enable-return-routed-experts)"
+        )
+    return notes
 
 
 async def _facts_of(addresses: Sequence[str]) -> list[ServerFacts]:
@@ -210,7 +228,12 @@ async def _facts_at(address: str, http: aiohttp.ClientSession) -> ServerFacts:
         ) from None
 
 
-def _refuse_unfit(plan: Plan, address: str, facts: ServerFacts) -> None:
+def refuse_unfit(plan: Plan, address: str, facts: ServerFacts) -> None:
+    """Compare what a server is with what the run needs.
+
+    Raises:
+        EngineError: it serves another model, or was started without what the run asks of it.
+    """
     if facts.model_type != plan.model_type:
         raise EngineError(
             f"The SGLang server at {address} serves a {facts.model_type} ({facts.model_path}), and {plan.model} is a "
@@ -239,14 +262,23 @@ def _refuse(settings: SglangTable, config: Config) -> None:
             f"sglang.replicas is {settings.replicas}, and sglang.servers names {len(settings.servers)} running "
             "servers. Give one of the two."
         )
-    for address in settings.servers:
-        checked_address(address)
+    addresses = [checked_address(address) for address in settings.servers]
+    if twice := sorted({address for address in addresses if addresses.count(address) > 1}):
+        raise ConfigError(f"sglang.servers names {', '.join(twice)} twice. Name each server once.")
     if settings.shared_folder is not None and not Path(settings.shared_folder).is_dir():
         raise ConfigError(f"sglang.shared_folder is {settings.shared_folder}, and there is no such folder. Make it.")
 
 
 def _model_config(model: Path) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads((model / "config.json").read_text())
+    """Raises:
+    ModelError: there is none that can be read.
+    """
+    try:
+        config = json.loads((model / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{model / 'config.json'} can't be read: {error}. Give the folder of a model.") from None
+    if not isinstance(config, dict):
+        raise ModelError(f"{model / 'config.json'} holds no table. Give the folder of a model.")
     return config
 
 

@@ -1,14 +1,15 @@
 """The weights of now: their version, how each server gets them, and what one that takes another's place gets.
 
 Invariants: a server may be asked only when it holds the weights of now; what a replaced server gets is what the others
-got. Called on the trainer's thread, and on threads of the engine's loop when a server is replaced; one at a time.
+got; no answer counts that a server gave from other weights than it was given, or from older ones. Called on the
+trainer's thread, and on threads of the engine's loop when a server is replaced; one at a time.
 """
 
 from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ from agenttrain.errors import EngineError
 from agenttrain.protocols import AdapterWeights
 from safetensors import safe_open
 
-from agenttrain_sglang.launch import ADAPTERS_AT_ONCE
-from agenttrain_sglang.replica import Server
+from agenttrain_sglang.adapters import Adapter, Loaded
+from agenttrain_sglang.one_server import Server
 from agenttrain_sglang.settings import SglangTable
 from agenttrain_sglang.weights import (
+    SPOILED,
     Choice,
     Link,
     Pushed,
@@ -34,20 +36,36 @@ from agenttrain_sglang.weights import (
     open_link,
     push,
 )
-from agenttrain_sglang.weights.adapter import WHY, drop_adapter, push_adapter
+from agenttrain_sglang.weights.adapter import WHY
 from agenttrain_sglang.wire import Version
 
 FRESH = "default"
 """What a server calls the weights that it was started with."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Adapter:
-    """An adapter as it was when it was published: the trainer goes on changing its own."""
+class OtherWeights(EngineError):
+    """A server holds no longer what it was given; it must get the weights of now again."""
 
-    weights: AdapterWeights
-    name: str
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of a push."""
+
+    dead: Mapping[Server, str]
+    """Servers to why they have to be replaced; those that take their places get the weights of now."""
+    refusal: WeightsRefused | None = None
+    """Why the weights of before are those of now still. None: the new ones are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    """What a server was given last."""
+
     version: int
+    adapter: Adapter | None
+
+
+BEHIND = _Held(version=-1, adapter=None)
 
 
 class Published:
@@ -79,85 +97,110 @@ class Published:
         self._folder, self._tags, self._has_adapters = folder, Tags(), has_adapters
         self._snapshot: Snapshot | None = None
         self._choice: Choice | None = None
-        self._adapter: _Adapter | None = None
-        self._adapters_by_server: dict[Server, list[str]] = {}
-        """Names of those that a server has loaded, the oldest first."""
+        self._adapter: Adapter | None = None
         self._link_by_server: dict[Server, Link] = {}
-        self._version_by_server: dict[Server, int] = {}
+        self._held_by_server: dict[Server, _Held] = {}
+        self._loaded_by_server: dict[Server, Loaded] = {}
         self._lock = threading.Lock()
 
     def on(self, server: Server) -> tuple[str | None, Version]:
-        """The adapter that a call to a server has to name, and what its answer's weights are."""
-        adapter = self._adapter
-        if adapter is None:
-            return None, self._version_of
-        return adapter.name, lambda _: adapter.version
+        """The adapter that a call to a server has to name now, and what the weights of its answer are.
+
+        The second raises OtherWeights for weights that the server was not given, or that are older than those that it
+        holds now.
+        """
+        held = self._held_by_server.get(server, BEHIND)
+
+        def version_of(tag: str) -> int:
+            version = self._version_of(tag)
+            if held.adapter is not None:
+                return held.adapter.version
+            if version < held.version:
+                raise OtherWeights(
+                    f"{server.client.address} answered from version {version} of the weights, and it has taken "
+                    f"version {held.version}"
+                )
+            return version
+
+        return (held.adapter.name if held.adapter is not None else None), version_of
+
+    def check(self, tag: str) -> None:
+        """Compare what a server says of its weights.
+
+        Raises:
+            OtherWeights: they are not those that it was given.
+        """
+        self._version_of(tag)
 
     def is_behind(self, server: Server) -> bool:
         """Whether a server holds other weights than those of now."""
-        return self._version_by_server.get(server) != self.version
+        return self._held_by_server.get(server, BEHIND).version != self.version
 
     def restore(self, server: Server) -> None:
         """Give a server the weights of now; nothing travels where it was just started with them.
 
         Raises:
+            ServerSpoiled: another server in its place may take them.
             EngineError: it didn't take them.
         """
         with self._lock:
             self._drop_gone()
             self._link(server)
-            weights = self._kept()
-            if weights is not None:
+            if self._has_kept:
                 version = self.version if self._adapter is None else 0
-                (outcome,) = self._sent([server], weights, self._tags.of(version)).values()
+                (outcome,) = self._sent([server], self._kept(), self._tags.of(version), is_new=False).values()
                 if isinstance(outcome, EngineError):
                     raise outcome
+            elif server in self._held_by_server:
+                raise ServerSpoiled(f"The weights that {server.client.address} had before were not kept.")
             if self._adapter is not None:
                 self._load(server, self._adapter)
-            self._version_by_server[server] = self.version
+            self._held_by_server[server] = _Held(version=self.version, adapter=self._adapter)
 
-    def push(self, weights: Iterable[tuple[str, Any]], version: int, servers: Sequence[Server]) -> dict[Server, str]:
-        """Send new weights to the servers that are up.
-
-        Returns:
-            Server to why it has to be replaced; the one that takes its place gets the new weights.
+    def push(self, weights: Iterable[tuple[str, Any]], version: int, servers: Sequence[Server]) -> Outcome:
+        """Send new weights to the servers that are up; where none is, they are kept for those that will be.
 
         Raises:
-            WeightsRefused: a server didn't take them, or nothing could be kept for one that is replaced.
+            EngineError: they can be neither sent nor kept.
         """
         with self._lock:
             self._drop_gone()
-            outcomes = self._sent(servers, weights, self._tags.of(version))
+            outcomes = self._sent(servers, weights, self._tags.of(version), is_new=True)
+            dead = {server: str(error) for server, error in outcomes.items() if isinstance(error, ServerSpoiled)}
+            taken = {server: each for server, each in outcomes.items() if isinstance(each, Pushed)}
             for outcome in outcomes.values():
                 if isinstance(outcome, WeightsRefused):
-                    raise outcome
+                    self._held_by_server |= dict.fromkeys(taken, BEHIND)
+                    return Outcome(dead=dead, refusal=outcome)
             self.version, self._adapter = version, None
-            taken = {server: outcome for server, outcome in outcomes.items() if isinstance(outcome, Pushed)}
-            self._version_by_server |= dict.fromkeys(taken, version)
+            self._held_by_server |= dict.fromkeys(taken, _Held(version=version, adapter=None))
             self._note(taken.values())
-            return {server: str(error) for server, error in outcomes.items() if server not in taken}
+            return Outcome(dead=dead)
 
-    def push_adapter(self, adapter: AdapterWeights, version: int, servers: Sequence[Server]) -> dict[Server, str]:
-        """Send a new adapter over the base, as `push` sends weights.
+    def push_adapter(self, adapter: AdapterWeights, version: int, servers: Sequence[Server]) -> Outcome:
+        """Send a new adapter over the base, as `push` sends weights; calls go on with the one before until all have it.
 
         Raises:
-            WeightsRefused: a server didn't take it.
+            EngineError: as for `push`.
         """
         with self._lock:
             self._drop_gone()
-            own = {name: tensor.detach().clone() for name, tensor in adapter.tensors.items()}
-            new = _Adapter(
-                weights=AdapterWeights(config=adapter.config, tensors=own), name=self._tags.of(version), version=version
-            )
-            spoiled: dict[Server, str] = {}
+            new = Adapter.copied(adapter, name=self._tags.of(version), version=version)
+            taken: dict[Server, Pushed] = {}
+            dead: dict[Server, str] = {}
+            refusal: WeightsRefused | None = None
             for server in servers:
                 try:
-                    self._note([self._load(server, new)])
-                    self._version_by_server[server] = version
+                    taken[server] = self._load(server, new)
                 except ServerSpoiled as error:
-                    spoiled[server] = str(error)
-            self._adapter, self.version = new, version
-            return spoiled
+                    dead[server] = str(error)
+                except WeightsRefused as error:
+                    refusal = error
+            if refusal is None:
+                self._adapter, self.version = new, version
+                self._held_by_server |= dict.fromkeys(taken, _Held(version=version, adapter=new))
+                self._note(taken.values())
+            return Outcome(dead=dead, refusal=refusal)
 
     def close(self) -> None:
         """Let go of servers and files."""
@@ -171,26 +214,43 @@ class Published:
 
     # ── with the lock held ───────────────────────────────────────────────────────────────────────────────────────
 
-    def _kept(self) -> Iterator[tuple[str, Any]] | None:
-        """The base weights of now, from files. None: those that a server is started with."""
-        if self._snapshot is not None and self._snapshot.path is not None:
-            return self._snapshot.weights()
-        return weights_of(self._begins_with) if self._begins_with is not None else None
+    @property
+    def _has_kept(self) -> bool:
+        """Whether a server has to get weights. False: those that it is started with are those of now."""
+        return self._begins_with is not None or (self._snapshot is not None and self._snapshot.path is not None)
+
+    def _kept(self) -> Iterator[tuple[str, Any]]:
+        """The base weights of now: what was pushed last, over what all begins with."""
+        names = set()
+        if self._snapshot is not None:
+            for name, tensor in self._snapshot.weights():
+                names.add(name)
+                yield name, tensor
+        if self._begins_with is not None:
+            yield from weights_of(self._begins_with, without=names)
 
     def _sent(
-        self, servers: Sequence[Server], weights: Iterable[tuple[str, Any]], tag: str
+        self, servers: Sequence[Server], weights: Iterable[tuple[str, Any]], tag: str, *, is_new: bool
     ) -> dict[Server, Pushed | EngineError]:
         links = {server: self._link(server) for server in servers}
-        if not links:
-            return {}
-        outcomes = push(
-            list(links.values()),
-            weights,
-            tag,
-            bucket_mib=self._settings.bucket_mib,
-            dtype=self._choice.dtype if self._choice is not None else None,
-            snapshot=self._snapshot,
-        )
+        keeps = is_new or (self._choice is not None and self._choice.name == "disk")
+        if not links and self._snapshot is None:
+            raise EngineError(
+                "No SGLang server is up that could take new weights, and none is replaced. Look into their logs; "
+                "sglang.restarts allows replacements."
+            )
+        try:
+            outcomes = push(
+                list(links.values()),
+                weights,
+                tag,
+                bucket_mib=self._settings.bucket_mib,
+                dtype=self._choice.dtype if self._choice is not None else None,
+                snapshot=self._snapshot if keeps else None,
+            )
+        except BaseException:
+            self._held_by_server |= dict.fromkeys(servers, BEHIND)
+            raise
         return {server: outcomes[link.address] for server, link in links.items()}
 
     def _link(self, server: Server) -> Link:
@@ -222,39 +282,49 @@ class Published:
             self._say(WHY if self._has_adapters else self._choice.why)
         return self._choice
 
-    def _load(self, server: Server, adapter: _Adapter) -> Pushed:
-        """Beside the one before, for the calls that named that; a server has room for two."""
-        loaded = self._adapters_by_server.setdefault(server, [])
-        address, timeout_s = server.client.address, self._settings.update_s
-        if len(loaded) == ADAPTERS_AT_ONCE:
-            drop_adapter(address, loaded.pop(0), timeout_s=timeout_s)
-        pushed = push_adapter(
-            address, adapter.weights, adapter.name, timeout_s=timeout_s, n_ranks=server.facts.tensor_parallel
+    def _load(self, server: Server, adapter: Adapter) -> Pushed:
+        shapes, dtype = self._link(server).shapes, self._choice.dtype if self._choice is not None else None
+        loaded = self._loaded_by_server.setdefault(server, Loaded(server.client.address, self._settings.update_s))
+        held = self._held_by_server.get(server, BEHIND).adapter
+        return loaded.load(
+            adapter,
+            beside=held.name if held is not None else None,
+            n_ranks=server.facts.tensor_parallel,
+            dtype=dtype,
+            shapes=shapes,
         )
-        loaded.append(adapter.name)
-        return pushed
 
-    def _note(self, pushed: Iterable[Pushed]) -> None:
-        for each in pushed:
-            self.update_s += each.seconds
-            self.pause_s = max(self.pause_s, each.pause_s)
+    def _note(self, pushed: Collection[Pushed]) -> None:
+        self.update_s += max((each.seconds for each in pushed), default=0.0)
+        self.pause_s = max(self.pause_s, *(each.pause_s for each in pushed), 0.0)
 
     def _drop_gone(self) -> None:
         for server in [server for server in self._link_by_server if server.gone.done()]:
             self._link_by_server.pop(server).close()
-            self._version_by_server.pop(server, None)
-            self._adapters_by_server.pop(server, None)
+            self._held_by_server.pop(server, None)
+            self._loaded_by_server.pop(server, None)
 
     def _version_of(self, tag: str) -> int:
-        return 0 if tag == FRESH else self._tags.version(tag)
+        """Of the base, where an adapter is over it.
+
+        Raises:
+            OtherWeights: nobody gave those to it, or it was started again.
+            EngineError: another run gave those to it.
+        """
+        if tag == FRESH and self._begins_with is None:
+            return 0
+        if tag in (FRESH, SPOILED):
+            raise OtherWeights(f"its weights are {tag!r}, and it was given others: it was started again, or half fed")
+        return self._tags.version(tag)
 
 
-def weights_of(folder: Path) -> Iterator[tuple[str, Any]]:
+def weights_of(folder: Path, *, without: Collection[str] = ()) -> Iterator[tuple[str, Any]]:
     """(name, tensor) of a Hugging Face folder, one tensor in memory at a time."""
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as weights:
             for name in weights.keys():  # noqa: SIM118 (no mapping)
-                yield name, weights.get_tensor(name)
+                if name not in without:
+                    yield name, weights.get_tensor(name)
 
 
 def _own_device() -> str:

@@ -9,67 +9,29 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 from agenttrain.errors import EngineError
 
-from agenttrain_sglang.client import ServerClient, ServerFacts, ServerGone
+from agenttrain_sglang.client import ServerClient, ServerGone, ServerRefused
+from agenttrain_sglang.one_server import Running, Server
 
 MOST_WATCH_S = 10.0
-"""Between two health checks of a server that is being asked."""
+"""Between two looks at a server that may be asked."""
 LOOKED_AT_S = 0.25
 """Between two looks at a server that is starting."""
+LEAST_HEALTH_S, MOST_HEALTH_S = 2.0, 30.0
+"""For one health check of a server that is starting; SGLang takes a second for it."""
+MOST_TRIES = 3
+"""How often in a row a server is started that ends before it may be asked."""
+LAST_WORDS_S = 1.0
+"""How long after its last connection a server may take to end, before its end is told without its own words."""
+TAKEN = "address already in use"
 
 
-class Running(Protocol):
-    """A server process that we started; `server.ServerProcess` is it."""
-
-    @property
-    def address(self) -> str: ...
-
-    def has_ended(self) -> str | None: ...
-
-    def kill(self) -> None: ...
-
-    def cpu_s(self) -> float: ...
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Server:
-    """One server, from its first answer to its end."""
-
-    number: int
-    """Of its replica's servers, from 0."""
-    client: ServerClient
-    process: Running | None
-    """None: it was started by somebody else."""
-    facts: ServerFacts
-    gone: asyncio.Future[str]
-    """Done, with the reason, when it answers no more."""
-    n_running: int = 0
-    """Calls that it was sent and has not answered."""
-    sampled_ids: float = 0.0
-    """Of its own counter, when it was last asked."""
-
-    async def generate(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Mapping[str, Any]:
-        """Its answer to one call.
-
-        Raises:
-            ServerGone: it broke off, or it was found dead or hung meanwhile.
-            ServerRefused: it answered with an HTTP error.
-        """
-        asked = asyncio.ensure_future(self.client.generate(body, headers=headers))
-        self.n_running += 1
-        try:
-            await asyncio.wait((asked, self.gone), return_when=asyncio.FIRST_COMPLETED)
-            if asked.done():
-                return asked.result()
-            raise ServerGone(self.gone.result())
-        finally:
-            self.n_running -= 1
-            asked.cancel()
+class EndedEarly(EngineError):
+    """A server ended before it ever answered."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -93,7 +55,12 @@ class Replica:
     address: str = ""
     client_of: Callable[[str], ServerClient]
     restore: Callable[[Server], Awaitable[None]]
-    """Gives a new server the weights of now; it may be asked when this returns."""
+    """Gives a new server the weights of now; it may be asked when this returns.
+
+    Raises:
+        ServerGone: another server may take them.
+        EngineError: no other one would.
+    """
     say: Callable[[str], None]
     """Told what a user should know."""
     server: Server | None = None
@@ -116,7 +83,8 @@ class Replica:
     """Set when `server` or `failure` was set."""
     _process: Running | None = None
     """The last one started, whether it may be asked yet or not."""
-    _watch: asyncio.Task[None] | None = None
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    """The watch, and what fills the place again."""
 
     def __post_init__(self) -> None:
         self.slots = asyncio.Semaphore(self.settings.max_running)
@@ -129,15 +97,8 @@ class Replica:
         """Get a server that may be asked, or fail; `changed` is set in both cases."""
         try:
             await self._fill()
-        except EngineError as error:
-            self.failure = error
         except Exception as error:
-            self.failure = EngineError(
-                f"{self.name} can't be made ready: {type(error).__name__}: {error}. Start again; if it happens again, "
-                "look into the server's log."
-            )
-        if self.failure is not None:
-            await asyncio.to_thread(self._end_process)
+            await self._fail(error)
         self.changed.set()
 
     def lost(self, server: Server, why: str) -> None:
@@ -148,60 +109,77 @@ class Replica:
         if self.server is server:
             self.server = None
             self.changed.clear()
-            task = asyncio.ensure_future(self._replace(server, why))
-            task.add_done_callback(lambda _: None)
-            self._watch = task
+            self._keep(self._replace(server, why))
+
+    def let_go(self) -> None:
+        """Weights have arrived: whoever took them is alive."""
+        self.is_held_still = False
+        if self.server is not None:
+            self.server.heard_at = time.monotonic()
 
     async def close(self) -> None:
         """End the watch and the process."""
-        if self._watch is not None:
-            self._watch.cancel()
-        await asyncio.to_thread(self._end_process)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._end_process()
 
     async def counted(self) -> tuple[float, float]:
         """(CPU seconds, the servers' own count of sampled ids) of all servers that were here."""
-        server = self.server
+        server, process = self.server, self._process
         if server is not None:
-            try:
-                server.sampled_ids = await server.client.sampled_tokens() or 0.0
-            except Exception:  # counted at the next time; a dead server is found by its calls
-                pass
-        cpu_s = self._process.cpu_s() if self._process is not None else 0.0
-        return self.ended_cpu_s + cpu_s, self.ended_sampled_ids + (server.sampled_ids if server else 0.0)
+            await server.count()
+        before = self.ended_cpu_s
+        cpu_s = await asyncio.to_thread(process.cpu_s) if process is not None else 0.0
+        return before + cpu_s, self.ended_sampled_ids + (server.sampled_ids if server is self.server and server else 0)
 
     # ── filling ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _fill(self) -> None:
+        """Get a server; one that finds its port taken is started again, on another one.
+
+        Raises:
+            EndedEarly, ServerGone: it ended or broke off before it may be asked.
+            ServerRefused, EngineError: it can't be used.
+        """
+        n_tried = 0
+        while self.server is None:
+            await self._end_process()
+            n_tried += 1
+            try:
+                await self._fill_once()
+            except EndedEarly as error:
+                if n_tried == MOST_TRIES or TAKEN not in str(error).lower():
+                    raise
+
+    async def _fill_once(self) -> None:
         if self.start is not None:
             self._process = self.start()  # on the loop: a close can't come between the start and its note
             self.address = self._process.address
         client = self.client_of(self.address)
         await self._answers(client)
-        facts = await client.facts()
-        number = self.restarts
-        server = Server(
-            number=number,
-            client=client,
-            process=self._process,
-            facts=facts,
-            gone=asyncio.get_running_loop().create_future(),
-        )
+        server = Server(client=client, process=self._process, facts=await client.facts())
+        await server.begin_count()
         await self.restore(server)
-        self.max_length, self.takes_seeds = facts.max_length, facts.takes_seeds
+        self.max_length, self.takes_seeds = server.facts.max_length, server.facts.takes_seeds
         self.server = server
-        self._watch = asyncio.ensure_future(self._watched(server))
+        self._keep(self._watched(server))
 
     async def _answers(self, client: ServerClient) -> None:
-        """Wait until a server answers its health check.
+        """Wait until the server answers its health check.
 
         Raises:
-            EngineError: it ended before, or took too long.
+            EndedEarly: it ended before.
+            EngineError: it took too long.
         """
         until = time.monotonic() + self.settings.start_s
-        while not await client.is_healthy(max(1.0, min(self.settings.start_s, 30.0))):
+        while True:
+            left = until - time.monotonic()
+            if await client.is_healthy(max(LEAST_HEALTH_S, min(left, MOST_HEALTH_S))) and await self._listens():
+                return
             ended = await asyncio.to_thread(self._process.has_ended) if self._process is not None else None
             if ended is not None:
-                raise EngineError(f"{self.name} ended before it was ready: {ended}")
+                raise EndedEarly(f"{self.name} ended before it was ready: {ended}")
             if time.monotonic() > until:
                 raise EngineError(
                     f"{self.name} did not answer within {self.settings.start_s:g} s. See its log, or give it longer: "
@@ -209,44 +187,111 @@ class Replica:
                 )
             await asyncio.sleep(LOOKED_AT_S)
 
+    async def _listens(self) -> bool:
+        """Whether what answers is the server that was started: somebody else may have been quicker at its port."""
+        return self._process is None or await asyncio.to_thread(self._process.listens)
+
     async def _replace(self, server: Server, why: str) -> None:
         """Fill the place again, or say why that can't be done."""
         began = time.monotonic()
         self.ended_sampled_ids += server.sampled_ids
-        await asyncio.to_thread(self._end_process)
-        if self.restarts >= self.settings.restarts:
-            self.failure = EngineError(
-                f"{self.name} is gone ({why}), and was replaced {self.restarts} times already. Look into its log; "
-                "sglang.restarts allows more."
-            )
-            self.changed.set()
-            return
-        self.restarts += 1
-        await self.fill()
-        if self.failure is None:
+        try:
+            why = await _own_words(server) or why
+            await self._fill_again(why)
+        except Exception as error:
+            await self._fail(error)
+            self.say(f"{self.name} is lost for this run: {self.failure}")
+        else:
             self.say(
-                f"{self.name} was gone ({why}) and is replaced: {time.monotonic() - began:.0f} s, its weights pushed "
-                "again, its calls asked again"
+                f"{self.name} takes the place of one that was gone ({why}): {time.monotonic() - began:.0f} s, weights "
+                "pushed again, calls asked again"
             )
+        self.changed.set()
 
-    def _end_process(self) -> None:
+    async def _fill_again(self, why: str) -> None:
+        """Start servers until one may be asked.
+
+        Raises:
+            EngineError: none could be, or the place was filled often enough.
+        """
+        n_tried = 0
+        while self.server is None:
+            if self.restarts >= self.settings.restarts:
+                raise EngineError(
+                    f"{self.name} is gone ({why}), and was replaced {self.restarts} times already. Look into its log; "
+                    "sglang.restarts allows more."
+                )
+            self.restarts += 1
+            n_tried += 1
+            try:
+                await self._fill()
+            except (EndedEarly, ServerGone) as error:
+                why = str(error)
+                if n_tried == MOST_TRIES:
+                    raise EngineError(
+                        f"{self.name} can't be replaced: {MOST_TRIES} servers in a row ended before they could be "
+                        f"asked (the last one: {why}). Look into their logs."
+                    ) from error
+
+    async def _fail(self, error: Exception) -> None:
+        self.failure = error if isinstance(error, EngineError) else _told(error, self.name)
+        try:
+            await self._end_process()
+        except EngineError as left:
+            self.failure = EngineError(f"{self.failure} {left}")
+
+    async def _end_process(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            self.ended_cpu_s += process.cpu_s()
-            process.kill()
+            self.ended_cpu_s += await asyncio.to_thread(_killed, process)
+
+    def _keep(self, work: Awaitable[None]) -> None:
+        """Run it until it ends, or until `close`."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     # ── watching ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _watched(self, server: Server) -> None:
-        """Find a server that has ended, or that leaves its calls without an answer."""
-        period = min(MOST_WATCH_S, self.settings.silence_s / 4)
-        heard = time.monotonic()
+        """Find a server that has ended, or that leaves its calls and its health check without an answer."""
+        silence_s = self.settings.silence_s
         while not server.gone.done():
-            await asyncio.sleep(period)
+            await asyncio.sleep(min(MOST_WATCH_S, silence_s / 4))
             ended = await asyncio.to_thread(server.process.has_ended) if server.process is not None else None
             if ended is not None:
                 self.lost(server, ended)
-            elif not server.n_running or self.is_held_still or await server.client.is_healthy(self.settings.silence_s):
-                heard = time.monotonic()
-            elif time.monotonic() - heard >= self.settings.silence_s and server.n_running and not self.is_held_still:
-                self.lost(server, f"it left its health check unanswered for {self.settings.silence_s:g} s")
+            elif not server.n_running or self.is_held_still or await server.client.is_healthy(silence_s):
+                server.heard_at = time.monotonic()
+            elif time.monotonic() - server.heard_at >= silence_s and server.n_running and not self.is_held_still:
+                self.lost(server, f"it left its health check unanswered for {silence_s:g} s")
+
+
+async def _own_words(server: Server) -> str | None:
+    """Why a process of ours has ended. None: it runs, or is somebody else's."""
+    until = time.monotonic() + LAST_WORDS_S
+    while server.process is not None:
+        ended = await asyncio.to_thread(server.process.has_ended)
+        if ended is not None or time.monotonic() > until:
+            return ended
+        await asyncio.sleep(LAST_WORDS_S / 20)
+    return None
+
+
+def _killed(process: Running) -> float:
+    """End a process; gives its CPU seconds."""
+    process.kill()
+    return process.cpu_s()
+
+
+def _told(error: Exception, name: str) -> EngineError:
+    """What went wrong with a server, where its own errors don't say it to a user."""
+    if isinstance(error, ServerGone | ServerRefused):
+        told = EngineError(f"{name} broke off before it could be asked ({error}). Look into its log.")
+    else:
+        told = EngineError(
+            f"{name} can't be made ready: {type(error).__name__}: {error}. Start again; if it happens again, look into "
+            "its log."
+        )
+    told.__cause__ = error
+    return told
