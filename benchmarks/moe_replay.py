@@ -10,8 +10,8 @@ trained tokens, and the share of (token, layer) pairs whose two experts are othe
 choose, over prompts and responses.
 
 Needs the server of `agenttrain sglang setup`. Prints one JSON object; exits 1 when the largest gap is above 1e-3 with
-replay of a float32 server, when replay makes a bfloat16 server's mean gap larger, or when a sample has no experts. Takes
-about a minute on two cores.
+replay of a float32 server, when replay makes a bfloat16 server's mean gap larger, or when a sample has no experts.
+About a minute on two cores.
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ SPREAD = 0.1
 
 
 def made_mixture(folder: Path, **sizes: Any) -> Path:
-    """All layers are sparse: SGLang 0.5.23 reads dense ones of a Qwen mixture as sparse, and answers wrongly."""
-    return made_model(folder, experts=N_EXPERTS, mlp_only_layers=[], initializer_range=SPREAD, **(SIZES | sizes))
+    """A mixture that SGLang 0.5.23 answers rightly: of Qwen's it knows neither dense layers nor tied embeddings."""
+    for_sglang = {"mlp_only_layers": [], "tie_word_embeddings": False}
+    return made_model(folder, experts=N_EXPERTS, **({"initializer_range": SPREAD} | SIZES | for_sglang | sizes))
 
 
 def rolled_out(
@@ -150,8 +151,8 @@ def page(found: Mapping[str, Any]) -> str:
         f"A random Qwen3-MoE: {SIZES['num_hidden_layers']} layers of {N_EXPERTS} experts, 2 a token, hidden size "
         f"{SIZES['hidden_size']}. SGLang samples on the CPU; the local trainer reads the same tokens in float32, once "
         "through the experts that the server told, once through those that it chooses itself. *Gap*: |trainer - "
-        "server| log probability of the trained tokens. *Other experts*: (token, layer) pairs of which the trainer would "
-        "have chosen others.",
+        "server| log probability of the trained tokens. *Other experts*: (token, layer) pairs of which the trainer "
+        "would have chosen others.",
         "",
         "| server | trained tokens | other experts | gap with replay: mean, 99 %, max | gap without: mean, 99 %, max |",
         "|---|---|---|---|---|",

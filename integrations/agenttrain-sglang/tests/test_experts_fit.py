@@ -24,9 +24,9 @@ cache_tokens = 4096
 
 
 def sparse_everywhere(folder: Path) -> None:
-    """A mixture without dense layers: SGLang 0.5.23 reads those as sparse."""
+    """A mixture without dense layers or tied embeddings, which SGLang 0.5.23 does not know in a Qwen mixture."""
     config = AutoConfig.from_pretrained(tiny_model(folder, layers=N_LAYERS, experts=N_EXPERTS))
-    config.mlp_only_layers = []
+    config.mlp_only_layers, config.tie_word_embeddings = [], False
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
 
 
