@@ -1,8 +1,8 @@
 """SGLang 0.5.12, which veRL 0.9.1 needs: what differs from 0.5.23, for whoever talks to it.
 
 Run on the CPU, by hand: a server started by `launch` (torch 2.13, transformers 5.6.0, tokenizers 0.22.2), with log
-probabilities within 1e-5 of transformers, seeds, the prefix cache and metrics; weights by tensor, an adapter by file
-and by tensor. Not run on a GPU.
+probabilities within 1e-5 of transformers, seeds, the prefix cache and metrics; weights by group, tensor and file, an
+adapter by file and by tensor. Not run on a GPU.
 
 What differs and needs nothing from here: an answer tells the weight version at its end, and no spans of it;
 /weight_version and /get_weight_version answer 404, as if they weren't there (/model_info tells it in both versions);
@@ -17,10 +17,11 @@ from collections.abc import Mapping
 from typing import Any
 
 VERSION = "0.5.12"
+"""Weights load without /begin_weight_update and /end_weight_update there, which answer 404."""
 WITHOUT_GRAPHS = ("--disable-cuda-graph",)
 """0.5.23 has a flag each for prefill and decode."""
-HAS_UPDATE_SESSIONS = False
-"""/begin_weight_update and /end_weight_update answer 404: weights load without."""
+PAUSE_MODE = "abort"
+"""For an update: calls in flight end with what they have, since "retract" would end the server."""
 
 
 def adapter_body(body: Mapping[str, Any]) -> dict[str, Any]:

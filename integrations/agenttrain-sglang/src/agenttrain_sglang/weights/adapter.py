@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from agenttrain.protocols import AdapterWeights
 
+from agenttrain_sglang import sglang_0_5_12
 from agenttrain_sglang.weights.faults import ServerSpoiled, WeightsRefused
 from agenttrain_sglang.weights.push import Pushed
 from agenttrain_sglang.weights.server_http import Gone, Http, Refused
@@ -38,6 +39,7 @@ def push_adapter(
     n_ranks: int = 1,
     dtype: Any = None,
     shapes: Shapes | None = None,
+    is_0_5_12: bool = False,
 ) -> Pushed:
     """Load an adapter; a call that names it from now on is sampled with it.
 
@@ -46,6 +48,7 @@ def push_adapter(
         n_ranks: the server's tensor-parallel size.
         dtype: what the matrices are cast to before they travel. None: as they are.
         shapes: the base model's; a matrix that doesn't fit beside them would end the server when it is first used.
+        is_0_5_12: the server is of that version.
 
     Raises:
         WeightsRefused: the server takes no adapters, or not this one; it has what it had.
@@ -62,7 +65,7 @@ def push_adapter(
         "serialized_named_tensors": [encoded(tensors)] * n_ranks,
         "expected_checksums": {n: _sha256(t) for n, t in tensors.items()},
     }
-    _load(Http(address, timeout_s=timeout_s), body, name)
+    _load(Http(address, timeout_s=timeout_s), sglang_0_5_12.adapter_body(body) if is_0_5_12 else body, name)
     return Pushed(
         seconds=time.perf_counter() - began,
         pause_s=0.0,

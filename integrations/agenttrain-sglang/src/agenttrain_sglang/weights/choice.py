@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from agenttrain.errors import EngineError
 
+from agenttrain_sglang import sglang_0_5_12
 from agenttrain_sglang.settings import SglangTable
 from agenttrain_sglang.weights.disk import DiskTransport
 from agenttrain_sglang.weights.group import GroupTransport, address_seen_from
@@ -46,6 +47,8 @@ class Choice:
     """torch dtype they travel in. None: each its own, where the server doesn't say what it wants."""
     n_ranks: int
     """The server's tensor-parallel size."""
+    is_0_5_12: bool = False
+    """The server is of that version."""
     can_prove: bool
     """The server's checksums can be computed on this side too (`proof`)."""
     why: str
@@ -63,7 +66,7 @@ def choose(
     """Choose a way, or refuse the one that was asked for.
 
     Args:
-        facts: /server_info and /model_info of the server: device, dtype, tp_size, dp_size.
+        facts: /server_info and /model_info of the server: version, device, dtype, tp_size, dp_size.
         address: the server's.
         trainer: this side. None: on the CPU.
         server_torch: the version in the server's environment, where it is known.
@@ -83,6 +86,7 @@ def choose(
         backend=backend,
         dtype=dtype,
         n_ranks=n_ranks,
+        is_0_5_12=facts.get("version") == sglang_0_5_12.VERSION,
         can_prove=facts.get("device") == "cpu" and n_ranks == 1 and dtype is not None,
         why=_sentence(name, backend, dtype, settings, is_here=is_here),
     )
@@ -105,7 +109,7 @@ def open_link(choice: Choice, *, address: str, timeout_s: float, model_folder: s
     else:
         transport = DiskTransport(http)
     shapes = shapes_of(model_folder) if model_folder is not None else None
-    return Link(http, transport, why=choice.why, shapes=shapes, can_prove=choice.can_prove)
+    return Link(http, transport, is_0_5_12=choice.is_0_5_12, why=choice.why, shapes=shapes, can_prove=choice.can_prove)
 
 
 def is_this_machine(address: str) -> bool:

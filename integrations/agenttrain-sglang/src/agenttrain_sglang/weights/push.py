@@ -15,6 +15,7 @@ from typing import Any
 
 from agenttrain.errors import EngineError
 
+from agenttrain_sglang import sglang_0_5_12
 from agenttrain_sglang.weights.buckets import MIB, Bucket, in_buckets
 from agenttrain_sglang.weights.disk import DiskTransport
 from agenttrain_sglang.weights.faults import ServerSpoiled, WeightsRefused
@@ -49,7 +50,14 @@ class Link:
     """How weights get into one incarnation of one server. One push at a time."""
 
     def __init__(
-        self, http: Http, transport: Transport, *, why: str, shapes: Shapes | None = None, can_prove: bool = False
+        self,
+        http: Http,
+        transport: Transport,
+        *,
+        why: str,
+        shapes: Shapes | None = None,
+        can_prove: bool = False,
+        is_0_5_12: bool = False,
     ) -> None:
         """Ask nothing yet.
 
@@ -57,10 +65,14 @@ class Link:
             why: the sentence of the choice.
             shapes: what the server's model looks like. None: it can't be read from here.
             can_prove: the server's checksums can be computed here too.
+            is_0_5_12: the server is of that version.
         """
         self.address, self.transport, self.why = http.address, transport, why
         self.shapes = shapes
-        self._session = UpdateSession(http, has_sessions=transport.has_sessions)
+        if is_0_5_12:
+            self._session = UpdateSession(http, has_sessions=False, pause_mode=sglang_0_5_12.PAUSE_MODE)
+        else:
+            self._session = UpdateSession(http, has_sessions=transport.has_sessions)
         self._proof = Proof(http, can_be_made=can_prove)
         self._has_begun = self._is_touched = False
         self.pause_s = 0.0

@@ -26,13 +26,14 @@ LAST_S = 3.0
 class UpdateSession:
     """What a server is told around an update. One at a time."""
 
-    def __init__(self, http: Http, *, has_sessions: bool) -> None:
+    def __init__(self, http: Http, *, has_sessions: bool, pause_mode: str = "retract") -> None:
         """Ask nothing yet.
 
         Args:
             has_sessions: whether weights load between begin and end only, as in 0.5.23 for all but files.
+            pause_mode: what becomes of calls in flight: "retract" lets them go on afterwards.
         """
-        self._http, self._has_sessions = http, has_sessions
+        self._http, self._has_sessions, self._pause_mode = http, has_sessions, pause_mode
         self._paused_at = 0.0
 
     def begin(self) -> None:
@@ -42,7 +43,7 @@ class UpdateSession:
             Refused, Gone: the server said no, or nothing.
         """
         self._paused_at = time.perf_counter()
-        self._http.post("/pause_generation", {"mode": "retract"})
+        self._http.post("/pause_generation", {"mode": self._pause_mode})
         if self._has_sessions:
             self._open()
 
