@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from agenttrain_sglang.environment import TESTED
+from agenttrain_sglang.versions import TESTED
 
 
 def agenttrain(*arguments: str, cache: Path) -> subprocess.CompletedProcess[str]:

@@ -14,7 +14,6 @@ import pytest
 from agenttrain.errors import ConfigError, EngineError
 
 from agenttrain_sglang.environment import (
-    TESTED,
     Environment,
     check_environment,
     default_folder,
@@ -22,6 +21,7 @@ from agenttrain_sglang.environment import (
     make_environment,
 )
 from agenttrain_sglang.settings import SglangTable
+from agenttrain_sglang.versions import TESTED
 
 
 @pytest.fixture(autouse=True)
@@ -92,9 +92,32 @@ def test_one_without_its_python_is_half_made() -> None:
         find_environment(SglangTable())
 
 
-def test_a_named_folder_must_be_one_of_setups(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"is no environment that agenttrain sglang setup made"):
+def test_a_named_folder_without_a_python_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"its bin/python can't be run \(FileNotFoundError\)"):
         find_environment(SglangTable(environment=str(tmp_path)))
+
+
+def own_environment(folder: Path, answer: str) -> str:
+    """A folder with a bin/python that says what `answer` is."""
+    (folder / "bin").mkdir(parents=True)
+    python = folder / "bin" / "python"
+    python.write_text(f"#!/bin/sh\n{answer}\n")
+    python.chmod(0o755)
+    return str(folder)
+
+
+def test_an_environment_of_the_users_own_is_known_by_the_sglang_in_it(tmp_path: Path) -> None:
+    """Setup need not have made it; the device is what the settings say, else what is seen."""
+    own = own_environment(tmp_path / "own", "echo 0.5.23")
+    found = find_environment(SglangTable(environment=own, device="cuda"))
+    assert (found.folder, found.device, found.version) == (Path(own), "cuda", "0.5.23")
+
+
+@pytest.mark.parametrize(("answer", "seen"), [("echo 0.4.0", r"SGLang 0\.4\.0"), ("exit 1", "no SGLang")])
+def test_an_environment_of_the_users_own_needs_a_supported_sglang(tmp_path: Path, answer: str, seen: str) -> None:
+    own = own_environment(tmp_path / "own", answer)
+    with pytest.raises(ConfigError, match=rf"which holds {seen}, and SGLang .* can be used"):
+        find_environment(SglangTable(environment=own))
 
 
 def test_a_named_folder_for_another_device_is_refused(tmp_path: Path) -> None:
@@ -105,7 +128,7 @@ def test_a_named_folder_for_another_device_is_refused(tmp_path: Path) -> None:
 
 def test_a_version_that_is_not_known_is_refused(tmp_path: Path) -> None:
     folder = made(tmp_path / "mine", version="0.4.0")
-    with pytest.raises(ConfigError, match=r"holds SGLang 0\.4\.0 for cpu; 0\.5\.23 and 0\.5\.12"):
+    with pytest.raises(ConfigError, match=r"holds SGLang 0\.4\.0 for cpu; .*>=0\.5\.12"):
         find_environment(SglangTable(environment=str(folder)))
 
 

@@ -20,13 +20,10 @@ from urllib.parse import urlsplit
 import aiohttp
 from agenttrain.errors import ConfigError, EngineError
 from agenttrain.records import Ids, Sampling
-from packaging.specifiers import SpecifierSet
-from packaging.version import InvalidVersion, Version
 from prometheus_client.parser import text_string_to_metric_families
 
-SUPPORTED = SpecifierSet(">=0.5.12,<0.6", prereleases=True)
-"""Versions of SGLang that are spoken to."""
-TESTED = "0.5.23"
+from agenttrain_sglang.versions import SUPPORTED, TESTED, is_supported
+
 CONNECT_S = 10.0
 """How long a connection may take; an answer may take any time."""
 QUESTION_S = 30.0
@@ -265,14 +262,9 @@ def check_version(version: Any, address: str) -> None:
     Raises:
         EngineError: naming both.
     """
-    try:
-        fits = Version(str(version)) in SUPPORTED
-    except InvalidVersion:
-        raise EngineError(
-            f"{address} says that its version is {version!r}, and SGLang servers say one such as {TESTED}. Check the "
-            "address."
-        ) from None
-    if not fits:
+    if version is None:
+        raise EngineError(f"{address} says no version, and SGLang servers say one such as {TESTED}. Check the address.")
+    if not is_supported(version):
         raise EngineError(
             f"The server at {address} is SGLang {version}, and {SUPPORTED} is supported ({TESTED} is tested). Serve "
             "with another version: `agenttrain sglang setup` installs the tested one."

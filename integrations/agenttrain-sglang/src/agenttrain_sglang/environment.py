@@ -26,12 +26,10 @@ from agenttrain.disk import replace_file
 from agenttrain.errors import ConfigError, EngineError
 
 from agenttrain_sglang.settings import SglangTable
+from agenttrain_sglang.versions import SUPPORTED, TESTED, is_supported
 
 Device = Literal["cpu", "cuda"]
 
-TESTED = "0.5.23"
-SUPPORTED = (TESTED, "0.5.12")
-"""Versions of SGLang whose HTTP interface is known here; setup makes the first."""
 PYTHONS = ((3, 11), (3, 12))
 STAND_INS = Path(__file__).parent / "stand_ins"
 WITHOUT_DEPENDENCIES: Mapping[Device, tuple[str, ...]] = {"cpu": ("xgrammar==0.2.7", f"sglang=={TESTED}"), "cuda": ()}
@@ -42,6 +40,7 @@ SETUP = "agenttrain sglang setup"
 TELLS_AFTER_S = 10.0
 """Between two lines of progress."""
 DROPPED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+ASK = "from importlib.metadata import version; print(version('sglang'))"
 TRY = "import sglang.launch_server, sglang.version; print(sglang.version.__version__)"
 
 Tell = Callable[[str], None]
@@ -49,7 +48,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A virtual environment in which SGLang was imported once."""
+    """A virtual environment that holds SGLang: one that setup made, where it was imported once, or the user's own."""
 
     folder: Path
     device: Device
@@ -86,7 +85,8 @@ def find_environment(settings: SglangTable) -> Environment:
         ConfigError: there is none, it is half made, or its version or device is another.
     """
     if settings.environment is not None:
-        found = _read(Path(settings.environment).expanduser().absolute())
+        folder = Path(settings.environment).expanduser().absolute()
+        found = _read(folder) if _state(folder) is not None else _users_own(folder, settings)
         if settings.device not in ("auto", found.device):
             raise ConfigError(
                 f"sglang.environment {found.folder} was made for {found.device}, and sglang.device is "
@@ -137,7 +137,7 @@ def make_environment(
         state = _state(folder)
         if state is None and folder.exists() and any(not name.startswith(MARK) for name in os.listdir(folder)):
             raise ConfigError(f"{folder} isn't empty and wasn't made by {SETUP}. Name another --folder.")
-        if state is not None and state.get("ready") and state.get("sglang") in SUPPORTED:
+        if state is not None and state.get("ready") and is_supported(state.get("sglang")):
             found = _read(folder)
             if found.device != device:
                 seen = f"{folder} is ready for {found.device}, and {device} is wanted"
@@ -329,22 +329,46 @@ def _made(devices: tuple[Device, ...]) -> Environment | None:
     return None
 
 
+def _users_own(folder: Path, settings: SglangTable) -> Environment:
+    """An environment that setup did not make, by what is installed in it.
+
+    Raises:
+        ConfigError: there is no Python in it, or no SGLang of a supported version.
+    """
+    command = [str(_python_of(folder)), "-c", ASK]
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(
+            f"sglang.environment is {folder}, and its bin/python can't be run ({type(error).__name__}). Name the "
+            f"folder of a virtual environment, or run {SETUP} --folder {folder}."
+        ) from None
+    version = asked.stdout.strip()
+    if asked.returncode != 0 or not is_supported(version):
+        seen = f"SGLang {version}" if asked.returncode == 0 else "no SGLang"
+        raise ConfigError(
+            f"sglang.environment is {folder}, which holds {seen}, and SGLang {SUPPORTED} can be used ({TESTED} is "
+            f"tested). Install that there, or leave the key out and run {SETUP}."
+        )
+    device: Device = settings.device if settings.device != "auto" else detected_device()
+    return Environment(folder, device, version)
+
+
 def _read(folder: Path) -> Environment:
-    """The environment in a folder.
+    """The environment in a folder that setup has marked.
 
     Raises:
         ConfigError: nothing there that can be used.
     """
     state, again = _state(folder), f"Run {SETUP} --folder {folder}."
-    if state is None:
-        raise ConfigError(f"{folder} is no environment that {SETUP} made (no {MARK} in it). {again}")
-    if not state.get("ready") or not _python_of(folder).exists():
+    if state is None or not state.get("ready") or not _python_of(folder).exists():
         raise ConfigError(f"SGLang's environment {folder} is half made. {again}")
     version, device = state.get("sglang"), state.get("device")
-    if version not in SUPPORTED or device not in ("cpu", "cuda"):
-        accepted = f"{' and '.join(SUPPORTED)} for cpu or cuda"
-        raise ConfigError(f"{folder} holds SGLang {version} for {device}; {accepted} can be used. {again}")
-    return Environment(folder, device, version)
+    if not is_supported(version) or device not in ("cpu", "cuda"):
+        raise ConfigError(
+            f"{folder} holds SGLang {version} for {device}; {SUPPORTED} for cpu or cuda can be used. {again}"
+        )
+    return Environment(folder, device, str(version))
 
 
 def _state(folder: Path) -> dict[str, Any] | None:
