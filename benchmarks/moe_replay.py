@@ -65,15 +65,21 @@ def rolled_out(
     from agenttrain.capture.store import read_store
 
     scratch.mkdir()
-    with opened_bench(model, scratch, width=rollouts, turns=turns, sglang=sglang) as bench:
+    with opened_bench(model, scratch, width=rollouts, turns=turns, tables={"sglang": sglang}) as bench:
         bench.rollouts(rollouts)
     return list(read_store(bench.rollouts_folder).results())
 
 
-def gaps(model: Path, results: Sequence[RolloutResult], *, replays: bool) -> torch.Tensor:
-    """[N] |trainer - server| log probability of the trained tokens, by the local trainer's passes."""
+def gaps(
+    model: Path, results: Sequence[RolloutResult], *, replays: bool, learnable: Learnable | None = None
+) -> torch.Tensor:
+    """[N] |trainer - server| log probability of the trained tokens, by the local trainer's passes.
+
+    Args:
+        learnable: what is held against the server. None: the model's folder.
+    """
     config: Config = resolve(("benchmark", {"trainer": {"replay_experts": replays}}))
-    passes = Passes(Learnable(model, load_model(model, device=choose_device())), config)
+    passes = Passes(learnable or Learnable(model, load_model(model, device=choose_device())), config)
     batches = passes.laid_out([Lesson(result=result, advantage=1.0) for result in results], weight_version=0)
 
     def gap(batch: Any) -> torch.Tensor:

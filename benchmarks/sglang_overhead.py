@@ -242,9 +242,10 @@ class Bench:
     def ours(self, conversations: Sequence[Sequence[Call]]) -> Round:
         with self._measured() as took:
             results = self.rollouts(len(conversations))
-        sampled = {turn.prompt_ids: turn.response_ids for result in results for turn in result.turns}
+        turns = [turn for result in results for turn in result.turns]
+        sampled = {turn.prompt_ids: turn.response_ids for turn in turns}
         return Round(
-            n_tokens=sum(map(len, sampled.values())),
+            n_tokens=sum(len(turn.response_ids) for turn in turns),
             equal=equal_share((sampled.get(c.prompt_ids, ()), c.token_ids) for talk in conversations for c in talk),
             **took,
         )
@@ -319,21 +320,27 @@ def cached_share(conversations: Sequence[Sequence[Call]]) -> dict[str, float]:
 
 @contextmanager
 def opened_bench(
-    model: Path, scratch: Path, *, width: int, turns: int, sglang: Mapping[str, Any] | None = None
+    model: Path, scratch: Path, *, width: int, turns: int, tables: Mapping[str, Any] | None = None
 ) -> Iterator[Bench]:
-    """A server on a model, and everything that a rollout goes through."""
+    """A server on a model, and everything that a rollout goes through.
+
+    Args:
+        tables: of the configuration, over those that every benchmark has.
+    """
     from agenttrain.evaluation import opened
     from agenttrain.prepare import prepare
     from agenttrain.protocols import EngineContext
     from agenttrain.run_folder import new_run
 
+    own = dict(tables or {})
     flags = {
         "model": str(model),
         "tasks": str(written_tasks(scratch / "tasks.jsonl", width, turns)),
         "engine": {"name": "sglang", "concurrency": width},
-        "sglang": {"max_running": max(32, width), "deterministic": True, **(sglang or {})},
+        "sglang": {"max_running": max(32, width), "deterministic": True, **own.pop("sglang", {})},
         "limits": {"turns": turns + 1, "tokens": 100_000, "seconds": 600},
         "renderer": {"family": "default"},
+        **own,
     }
     job = prepare(f"{Path(__file__).resolve()}:graph", cwd=scratch, flags=flags)
     run = new_run(scratch, "overhead")
