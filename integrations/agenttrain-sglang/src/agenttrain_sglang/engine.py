@@ -62,6 +62,21 @@ class SglangEngine:
             folder=plan.weights_folder(self._folder),
             say=self._say,
         )
+        self._fleet = Fleet(
+            plan.replicas(
+                self._folder,
+                client_of=lambda address: ServerClient(address, self._http),
+                restore=self._restored,
+                say=self._say,
+            )
+        )
+        self._calls = Calls(
+            self._fleet,
+            self._published,
+            n_vocabulary=plan.n_vocabulary,
+            routed=plan.routed,
+            busy_s=plan.settings.silence_s,
+        )
         self._ready: Future[Fleet] = self._loop.run(self._opened())
 
     # ── any thread ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -232,21 +247,6 @@ class SglangEngine:
     async def _opened(self) -> Fleet:
         self._http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None, sock_connect=10)
-        )
-        self._fleet = Fleet(
-            self._plan.replicas(
-                self._folder,
-                client_of=lambda address: ServerClient(address, self._http),
-                restore=self._restored,
-                say=self._say,
-            )
-        )
-        self._calls = Calls(
-            self._fleet,
-            self._published,
-            n_vocabulary=self._plan.n_vocabulary,
-            routed=self._plan.routed,
-            busy_s=self._plan.settings.silence_s,
         )
         await self._fleet.fill()
         return self._fleet

@@ -175,7 +175,7 @@ class Replica:
         until = time.monotonic() + self.settings.start_s
         while True:
             left = until - time.monotonic()
-            if await client.is_healthy(max(LEAST_HEALTH_S, min(left, MOST_HEALTH_S))) and await self._listens():
+            if await self._listens() and await client.is_healthy(max(LEAST_HEALTH_S, min(left, MOST_HEALTH_S))):
                 return
             ended = await asyncio.to_thread(self._process.has_ended) if self._process is not None else None
             if ended is not None:
