@@ -62,7 +62,11 @@ class Engine(Protocol):
         """
 
     def release(self, session: str) -> None:
-        """The rollout has ended: what is cached for it may go; its calls in flight end as aborted."""
+        """The rollout has ended: what is cached for it may go; its calls in flight end as aborted.
+
+        Those that the engine had no way to work on, such as while a server is replaced, fail with EngineError: the time
+        that they took is not the rollout's.
+        """
 
     def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
         """Take new weights (Hugging Face name, tensor). Returns when the next token is sampled from them."""

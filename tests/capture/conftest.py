@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from agenttrain.capture.render import open_renderer
+from agenttrain.errors import EngineError
 from agenttrain.protocols import Renderer
 from agenttrain.records import Generation, Ids, RoutedExperts, Sampling
 
@@ -94,6 +95,7 @@ class ScriptedEngine:
     Attributes:
         asked: prompt ids and sampling of each call, in order of arrival.
         held: calls wait for it when it is set.
+        is_broken: calls that are released fail, since nothing worked on them.
         tells: experts for prompt ids, sampled ids and sampling. None: it tells none.
     """
 
@@ -105,6 +107,7 @@ class ScriptedEngine:
         self.held: threading.Event | None = None
         self.tells: Callable[[Ids, Ids, Sampling], RoutedExperts | None] | None = None
         self.released: list[str] = []
+        self.is_broken = False
         self._say, self._open = say, dict[str, list[Future[Generation]]]()
 
     def generate(self, prompt_ids: Ids, sampling: Sampling, *, session: str) -> Future[Generation]:
@@ -130,7 +133,9 @@ class ScriptedEngine:
     def release(self, session: str) -> None:
         self.released.append(session)
         for future in self._open.pop(session, []):
-            if not future.done():
+            if not future.done() and self.is_broken:
+                future.set_exception(EngineError("its server was gone"))
+            elif not future.done():
                 future.set_result(
                     Generation(token_ids=(7,), logprobs=(-0.5,), weight_versions=(3,), stop_reason="aborted")
                 )

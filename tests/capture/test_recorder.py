@@ -408,6 +408,17 @@ def test_a_call_that_is_out_of_time_ends_the_rollout_and_keeps_what_was_sampled(
     assert desk.engine.released == [recorder.rollout_id]
 
 
+@pytest.mark.parametrize("style", ["sync", "async"])
+def test_time_that_ran_out_on_a_broken_engine_is_the_engines_failure(desk: Desk, style: str) -> None:
+    """No budget is spent, and the call is lost: what the graph saw is the engine's own error."""
+    desk.engine.held, desk.engine.is_broken = threading.Event(), True
+    recorder = desk.open(seconds=0.05)
+    with pytest.raises(EngineError, match="its server was gone"):
+        recorder.answer(call()) if style == "sync" else asyncio.run(recorder.aanswer(call()))
+    desk.engine.held.set()
+    assert (recorder.turns, recorder.lost, recorder.stopped) == ((), 1, None)
+
+
 def test_a_rollout_that_is_stopped_from_outside_answers_no_more(desk: Desk) -> None:
     recorder = desk.open()
     recorder.stop("aborted: the run was stopped")

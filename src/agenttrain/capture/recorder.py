@@ -346,9 +346,18 @@ class Recorder:
         """What the engine has answered by now; a call without an answer is lost."""
         try:
             return future.result(timeout)
+        except EngineError as error:
+            self._blame_engine()
+            self._lose(begun, error)
         except BaseException as error:
             future.cancel()
             self._lose(begun, error)
+
+    def _blame_engine(self) -> None:
+        """The time ran out on an engine that could not work: its failure, and no spent budget."""
+        with self._lock:
+            if self.stopped is not None and self.stopped.startswith("seconds"):
+                self.stopped = None
 
     def _seconds_left(self) -> float | None:
         if self._limits.seconds is None:
