@@ -32,6 +32,8 @@ BUSY = (429, 502, 503)
 BUSY_S = 0.5
 ABORT_AGAIN_S = 0.5
 """A server may not know a call yet when its end is asked for."""
+ABORTS_IN_S = 1.0
+"""How long a server may take to hear that a call is to end; a rollout waits 2 s for what it has."""
 LARGE = 65536
 """Numbers of routed experts from which an answer is read beside the loop."""
 NOTHING = Generation(token_ids=(), logprobs=(), weight_versions=(), stop_reason="aborted")
@@ -55,6 +57,8 @@ class Call:
     rid: str = ""
     ended: bool = False
     """Its rollout has ended: what was sampled until then is its answer."""
+    was_held_up: bool = False
+    """It ended in time that a dead or hung server had taken."""
 
 
 class Calls:
@@ -72,6 +76,8 @@ class Calls:
         self._fleet, self._published = fleet, published
         self._n_vocabulary, self._routed, self._busy_s = n_vocabulary, routed, busy_s
         self._open: set[Call] = set()
+        self._held_up: set[str] = set()
+        """Sessions of which a server has died."""
 
     def begin(self, call: Call) -> None:
         """Send it as soon as there is a place."""
@@ -80,10 +86,12 @@ class Calls:
         call.task.add_done_callback(lambda task: self._done(call, task))
 
     def end_session(self, session: str) -> None:
-        """Its calls end as aborted, with what was sampled until now."""
+        """Its calls end as aborted, with what was sampled until now; or fail, where a dead server took their time."""
         self._fleet.release(session)
+        was_held_up = session in self._held_up or not self._fleet.has_a_server
+        self._held_up.discard(session)
         for call in [call for call in self._open if call.session == session]:
-            call.ended = True
+            call.ended, call.was_held_up = True, was_held_up
             if call.server is None and call.task is not None:
                 call.task.cancel()
             else:
@@ -102,6 +110,8 @@ class Calls:
         """However a call's task ended, its future is done now."""
         self._open.discard(call)
         error = None if task.cancelled() else task.exception()
+        if call.was_held_up:
+            error = EngineError(f"The time of session {call.session} was up while its server was gone or hung.")
         if error is not None:
             call.future.set_exception(_as_engine_error(error))
             return
@@ -156,6 +166,7 @@ class Calls:
                 f"A call of session {call.session} was sent {n_lost} times, and each server died on it (the last one: "
                 f"{gone}). See the servers' logs."
             ) from gone
+        self._held_up.add(call.session)
         self.counts["asked_again"] += 1
 
     async def _asked(self, call: Call, server: Server, prompt: Ids, sampling: Sampling) -> Generation:
@@ -194,11 +205,14 @@ class Calls:
         return False
 
     async def _aborted(self, call: Call) -> None:
-        """Ask the server to end a call until it has."""
+        """Ask the server to end a call until it has; one that doesn't even take the question is hung."""
         while call in self._open and call.server is not None:
             try:
-                await call.server.client.abort(call.rid)
-            except (ServerGone, ServerRefused):
+                await asyncio.wait_for(call.server.client.abort(call.rid), ABORTS_IN_S)
+            except (ServerGone, ServerRefused, TimeoutError):
+                call.was_held_up = True
+                if call.task is not None:
+                    call.task.cancel()
                 return
             await asyncio.sleep(ABORT_AGAIN_S)
 

@@ -65,6 +65,11 @@ class Fleet:
         if len(failures) == len(self.replicas):
             raise EngineError(" ".join(dict.fromkeys(map(str, failures))))
 
+    @property
+    def has_a_server(self) -> bool:
+        """Whether anybody can be asked now."""
+        return any(replica.server is not None for replica in self.replicas)
+
     def release(self, session: str) -> None:
         """The session has ended."""
         replica = self._replica_by_session.pop(session, None)
