@@ -78,6 +78,7 @@ def kill_servers(fit: subprocess.Popen[str], n: int, moments: random.Random) -> 
     """End n servers of a fit, each some seconds after it began to answer; gives what was ended."""
     killed: list[dict[str, Any]] = []
     known: set[int] = set()
+    began = time.monotonic()
     while fit.poll() is None and len(killed) < n:
         server = answering_server(fit.pid, known)
         if server is None:
@@ -87,22 +88,34 @@ def kill_servers(fit: subprocess.Popen[str], n: int, moments: random.Random) -> 
         if fit.poll() is not None or not server.is_running():
             continue
         known.add(server.pid)
-        group = [server, *server.children(recursive=True)]
-        killed.append({"pid": server.pid, "processes": [each.pid for each in group], "at": time.time()})
-        os.killpg(os.getpgid(server.pid), signal.SIGKILL)
+        group = os.getpgid(server.pid)
+        killed.append({"group": group, "processes": members(group), "at": round(time.monotonic() - began, 1)})
+        os.killpg(group, signal.SIGKILL)
     return killed
 
 
+def members(group: int) -> list[int]:
+    """Processes of a group."""
+    found = []
+    for pid in psutil.pids():
+        try:
+            if os.getpgid(pid) == group:
+                found.append(pid)
+        except ProcessLookupError:
+            continue
+    return found
+
+
 def answering_server(fit_pid: int, known: set[int]) -> psutil.Process | None:
-    """A server of the fit that listens on its port, the leader of its group, and was not ended yet."""
+    """The first process of a server of the fit that listens on its port and was not ended yet."""
     try:
         children = psutil.Process(fit_pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return None
     for child in children:
         try:
-            is_server = "sglang.launch_server" in child.cmdline() and os.getpgid(child.pid) == child.pid
-            if is_server and child.pid not in known and any(c.status == "LISTEN" for c in child.net_connections()):
+            is_server = "sglang.launch_server" in child.cmdline() and child.pid not in known
+            if is_server and any(c.status == psutil.CONN_LISTEN for c in child.net_connections("tcp")):
                 return child
         except (psutil.NoSuchProcess, ProcessLookupError, psutil.AccessDenied):
             continue
