@@ -139,7 +139,7 @@ class Part:
                 before = bench.engine.stats()["update_s"]
                 bench.engine.update_adapter(adapter, version)
                 seconds.append(bench.engine.stats()["update_s"] - before)
-            tell("seconds", seconds)
+            tell("push_s", seconds)
             results = bench.rollouts(self.n_gap)
             tell("versions", sorted(versions_of(results)))
             guarded("gap", lambda: summary(gaps(self.model, results, replays=False, learnable=policy)))
@@ -169,7 +169,7 @@ class Part:
             told = engine.generate(prompt, sampling, session="s").result(60).weight_versions
             return {
                 "how": list(engine.news()),
-                "seconds": seconds,
+                "push_s": seconds,
                 "longest_pause_s": engine.stats()["pause_s"],
                 "bytes_here": sum(tensor.nbytes for tensor in policy.published().values()),
                 "answered_by": sorted(set(told)),
@@ -214,7 +214,7 @@ def found_by(part: str, arguments: Sequence[str], log: Path, limit_s: float) -> 
             found |= json.loads(line)
     if error is not None:
         found["error"] = error
-    return {"seconds": time.perf_counter() - began, **found}
+    return {"part_s": time.perf_counter() - began, **found}
 
 
 def last_words(log: Path) -> str:

@@ -376,6 +376,7 @@ def compared(bench: Bench, width: int, n_rounds: int) -> dict[str, Any]:
         "more_cpu_ms_per_call": 1000
         * (statistics.median(x.own_cpu_s for x in ours) - statistics.median(x.own_cpu_s for x in bare))
         / n_calls,
+        "calls_per_s_at_most": n_calls / statistics.median(x.own_cpu_s for x in ours),
         "cache": cached_share(conversations),
     }
 
@@ -434,11 +435,16 @@ def page(found: Mapping[str, Any]) -> str:
                 f"{bare['own_cpu_share']:.2f}, {bare['server_cpu_share']:.2f} | {row['more_cpu_ms_per_call']:.1f} ms | "
                 f"{100 * min(ours['equal_ids'], bare['equal_ids']):.1f} % | {100 * row['cache']['of_possible']:.1f} % |"
             )
+    most = max(
+        row["calls_per_s_at_most"] for of_model in found["models"].values() for row in of_model["widths"].values()
+    )
     lines += [
         "",
         f"The bar, with the model made here at {found['largest']} at once: a ratio of {LEAST_RATIO} and "
         f"{LEAST_CACHED:.0%} of the cache: {'held' if found['holds'] else 'missed'}. The order desk's policy is the "
         "worst case: its server has nearly nothing to do, and both sides share its two cores.",
+        "",
+        f"This process's CPU bounds what one run can ask of any server, however fast: about {most:.0f} calls a second.",
         "",
     ]
     return "\n".join(lines)
