@@ -67,6 +67,13 @@ def test_dense_layers_that_sglang_would_give_experts_are_refused() -> None:
         shape_of(config(model_type="qwen3_moe", mlp_only_layers=[1]))
 
 
+def test_a_tied_head_that_sglang_would_leave_zeros_is_refused() -> None:
+    with pytest.raises(EngineError, match=r"The output head of this qwen3_moe is its embeddings .* --engine local"):
+        shape_of(config(model_type="qwen3_moe", tie_word_embeddings=True))
+    assert shape_of(config(model_type="qwen3_moe", tie_word_embeddings=False)) is not None
+    assert shape_of(config(model_type="granitemoe", tie_word_embeddings=True)) is not None
+
+
 def encoded(rows: list[Any]) -> str:
     return base64.b64encode(np.array(rows, dtype="<i4").tobytes()).decode()
 

@@ -25,6 +25,8 @@ from agenttrain.records import RoutedExperts
 
 EVERY_LAYER = ("qwen2_moe", "qwen3_moe")
 """Model types of which SGLang makes each layer a mixture, whatever config.json says."""
+NEVER_TIED = (*EVERY_LAYER, "mixtral", "olmoe")
+"""Model types whose output head SGLang never ties to the embeddings; it stays zeros, and every id equally likely."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +56,7 @@ def shape_of(config: Mapping[str, Any]) -> RoutedShape | None:
     """The shape by a model's config.json. None: it is no mixture of experts.
 
     Raises:
-        EngineError: SGLang would give experts to layers that the model has none for.
+        EngineError: SGLang would give experts to layers that the model has none for, or serve it without a head.
     """
     text = config.get("text_config") or config
     n_experts = next(
@@ -69,6 +71,12 @@ def shape_of(config: Mapping[str, Any]) -> RoutedShape | None:
         raise EngineError(
             f"Layers {dense} of this {text['model_type']} are dense by its config.json (mlp_only_layers, "
             "decoder_sparse_step), and SGLang 0.5.23 gives every layer experts. Roll out with --engine local."
+        )
+    if text.get("tie_word_embeddings") and text.get("model_type") in NEVER_TIED:
+        raise EngineError(
+            f"The output head of this {text['model_type']} is its embeddings by its config.json (tie_word_embeddings), "
+            "and SGLang 0.5.23 would sample from a head of zeros. Roll out with --engine local, or save the model "
+            "untied."
         )
     return RoutedShape(
         n_hidden=n_hidden,
