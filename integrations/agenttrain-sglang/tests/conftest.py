@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,10 +116,10 @@ class Odd:
         part.write_text(json.dumps(how))
         part.replace(self.folder / "how.json")
 
-    def engine(self, **table: Any) -> SglangEngine:
+    def engine(self, *, trainer: Mapping[str, Any] | None = None, **table: Any) -> SglangEngine:
         """An engine; closed after the test."""
         settings = {"environment": str(self.folder), "transport": "tensor", "silence_s": 1.0, "start_s": 30.0, **table}
-        config = resolve(("the test", {"sglang": settings}))
+        config = resolve(("the test", {"sglang": settings, "trainer": dict(trainer or {})}))
         self.engines.append(SglangEngine(plan_of(EngineContext(config=config, model=str(self.model)))))
         return self.engines[-1]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER, ARGUMENTS = Path(sys.argv[1]), sys.argv[2:]
-STATE: dict[str, Any] = {"weight_version": "default", "sampled": 0}
+STATE: dict[str, Any] = {"weight_version": "default", "sampled": 0, "adapters": set()}
 LOCK = threading.Lock()
 
 
@@ -61,6 +61,10 @@ class Handler(BaseHTTPRequestHandler):
             if (status := how().get("update", 200)) != 200 and self.path == "/update_weights_from_tensor":
                 self.say(status, {"message": "no room for them"})
                 return
+            if self.path == "/load_lora_adapter_from_tensors":
+                STATE["adapters"].add(body["lora_name"])
+            if self.path == "/unload_lora_adapter":
+                STATE["adapters"].discard(body["lora_name"])
             name = body.get("weight_version") or body.get("new_version")
             if name is not None and not how().get("stuck"):
                 STATE["weight_version"] = name
@@ -68,6 +72,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def generate(self, body: dict[str, Any]) -> None:
         wanted, sampling = how().get("answer", {}), body["sampling_params"]
+        if body.get("lora_path") not in (None, *STATE["adapters"]):
+            self.say(400, {"error": {"message": f"{body['lora_path']} is not loaded"}})
+            return
         version, n = STATE["weight_version"], sampling["max_new_tokens"]
         first = len(body["input_ids"])
         ids = [(sampling["sampling_seed"] * 31 + i * 7) % 300 for i in range(first, first + n)]

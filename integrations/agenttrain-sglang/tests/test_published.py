@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from agenttrain.errors import EngineError
+from agenttrain.protocols import AdapterWeights
+
+from agenttrain_sglang.published import weights_of
 
 # ── servers of somebody else ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -49,6 +54,38 @@ def test_an_answer_of_a_given_server_that_was_restarted_behind_our_back_never_co
     assert set(answer.weight_versions) == {5 if pushed else 0}
     assert engine.stats()["restarts"] == 1
     assert "'default', and it was given others" in engine.news()[-1]
+
+
+def test_a_given_server_that_hung_for_a_while_goes_on(odd: Any) -> None:
+    """Nobody here may end it: its calls wait until it answers again, and it gets the weights of now first."""
+    odd.does(token_s=0.02)
+    process = odd.other()
+    engine = odd.engine(servers=[process.address])
+    engine.update_weights(odd.new_weights(), 5)
+    asked = odd.ask(engine, 20)
+    odd.until(lambda: odd.in_flight(engine, 1))
+    os.killpg(process.pid, signal.SIGSTOP)
+    odd.until(lambda: engine.replicas[0].server is None)
+    os.killpg(process.pid, signal.SIGCONT)
+    assert set(asked.result(60).weight_versions) == {5}
+    assert engine.stats()["restarts"] == 1
+
+
+def test_a_given_server_that_lost_its_adapter_gets_it_again(odd: Any) -> None:
+    """It refuses a call that names one it doesn't know: the call is asked again when it does."""
+    odd.does(server_info={"enable_lora": True})
+    process = odd.other()
+    engine = odd.engine(servers=[process.address], trainer={"adapter": "lora", "lora_rank": 2})
+    wide = dict(weights_of(odd.model))["model.layers.0.self_attn.q_proj.weight"].shape
+    front = "base_model.model.model.layers.0.self_attn.q_proj"
+    tensors = {f"{front}.lora_A.weight": torch.ones(2, wide[1]), f"{front}.lora_B.weight": torch.ones(wide[0], 2)}
+    adapter = AdapterWeights(config={"r": 2, "target_modules": ["q_proj"]}, tensors=tensors)
+    for version in range(1, 4):
+        engine.update_adapter(adapter, version)
+    process.kill()
+    odd.other(process.launch.port)
+    assert set(odd.ask(engine).result(60).weight_versions) == {3}
+    assert engine.stats()["restarts"] == 1
 
 
 def test_answers_of_another_runs_weights_are_refused(odd: Any) -> None:

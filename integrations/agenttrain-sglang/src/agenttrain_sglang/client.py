@@ -9,6 +9,7 @@ Source: sglang 0.5.23, srt/entrypoints/http_server.py; 0.5.12 answers these path
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import uuid
@@ -28,6 +29,8 @@ CONNECT_S = 10.0
 """How long a connection may take; an answer may take any time."""
 QUESTION_S = 30.0
 """How long the answer to anything but a generation may take."""
+LARGE_BYTES = 1_000_000
+"""An answer, with routed experts mostly, from which it is read beside the loop."""
 SAMPLED = "sglang:generation_tokens_total"
 
 
@@ -103,7 +106,10 @@ class ServerClient:
             ServerRefused: the server said no.
             EngineError: what answered is no SGLang server.
         """
-        return _table(await self._ask("POST", "/generate", body, headers=headers), f"{self.address}/generate")
+        content, where = await self._ask("POST", "/generate", body, headers=headers), f"{self.address}/generate"
+        if len(content) > LARGE_BYTES:
+            return await asyncio.to_thread(_table, content, where)
+        return _table(content, where)
 
     async def abort(self, rid: str) -> None:
         """End a call in flight, which then answers with what it has.

@@ -213,17 +213,18 @@ def _notes(plan: Plan, address: str, facts: ServerFacts) -> list[str]:
 
 
 async def _facts_of(addresses: Sequence[str]) -> list[ServerFacts]:
-    timeout = aiohttp.ClientTimeout(total=ANSWERS_IN_S)
-    async with aiohttp.ClientSession(timeout=timeout) as http:
+    async with aiohttp.ClientSession() as http:
         return [await _facts_at(address.rstrip("/"), http) for address in addresses]
 
 
 async def _facts_at(address: str, http: aiohttp.ClientSession) -> ServerFacts:
     try:
-        return await ServerClient(address, http).facts()
-    except (ServerGone, ServerRefused) as error:
+        async with asyncio.timeout(ANSWERS_IN_S):
+            return await ServerClient(address, http).facts()
+    except (ServerGone, ServerRefused, TimeoutError) as error:
+        why = str(error) or f"not within {ANSWERS_IN_S:g} s"
         raise EngineError(
-            f"No SGLang server answers at {address}: {error}. Start it, mend the address in sglang.servers, or leave "
+            f"No SGLang server answers at {address}: {why}. Start it, mend the address in sglang.servers, or leave "
             "sglang.servers out: a server is started here then."
         ) from None
 
