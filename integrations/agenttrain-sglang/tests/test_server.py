@@ -154,12 +154,14 @@ def test_an_end_is_told_with_its_exit_code_and_its_exception(log: Path) -> None:
 
 
 def test_a_kill_from_outside_is_told_as_one(log: Path) -> None:
-    process = ServerProcess(python("import os; os.kill(os.getpid(), 9)"), log=log)
+    """What it was just doing is not its cause."""
+    process = ServerProcess(python("import os; print('batch 7', flush=True); os.kill(os.getpid(), 9)"), log=log)
     wait_for(lambda: process.has_ended() is not None)
     told = process.has_ended()
     process.kill()
     assert told is not None
     assert told.startswith("it was ended by SIGKILL (by SGLang itself, by the system for want of memory, or by hand)")
+    assert "batch 7" not in told
 
 
 def test_a_command_that_is_missing_is_told(log: Path) -> None:

@@ -204,7 +204,7 @@ class SglangEngine:
         finally:
             self._loop.close()
             self._published.close()
-            if self._plan.folder is None and self._is_well:
+            if self._plan.folder is None and (self._is_well or self._plan.is_given):
                 shutil.rmtree(self._folder, ignore_errors=True)
 
     @property

@@ -146,7 +146,7 @@ class ServerProcess:
             return None
         if self._killed:
             return "it was ended by agenttrain"
-        told = last_words(self.log)
+        told = last_exceptions(self.log) if _was_killed(code) else last_words(self.log)
         return f"{_how_ended(code)}{f': {told}' if told else ''} (log: {self.log})"
 
     def listens(self) -> bool:
@@ -195,15 +195,23 @@ def last_words(log: Path) -> str:
 
     Example: a traceback that ends in "ValueError: no such model" and a line of uvicorn's -> "ValueError: no such model"
     """
+    return last_exceptions(log) or " | ".join(line[:400] for line in _last_lines(log)[-TOLD_LINES:])
+
+
+def last_exceptions(log: Path) -> str:
+    """What the end of a log says of what was raised; "" where it says nothing: whoever is killed has no last words."""
+    raised = dict.fromkeys(line for line in _last_lines(log) if EXCEPTION.match(line))
+    return " | ".join(line[:400] for line in list(raised)[-2:])
+
+
+def _last_lines(log: Path) -> list[str]:
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - TOLD_BYTES))
             text = file.read().decode(errors="replace")
     except OSError:
-        return ""
-    lines = _without_harmless(line.strip() for line in text.splitlines() if line.strip())
-    raised = list(dict.fromkeys(line for line in lines if EXCEPTION.match(line)))
-    return " | ".join(line[:400] for line in (raised[-2:] or lines[-TOLD_LINES:]))
+        return []
+    return _without_harmless(line.strip() for line in text.splitlines() if line.strip())
 
 
 def _without_harmless(lines: Iterable[str]) -> list[str]:
@@ -215,6 +223,10 @@ def _without_harmless(lines: Iterable[str]) -> list[str]:
         if not is_harmless and not any(notice in line for notice in NOTICES):
             kept.append(line)
     return kept
+
+
+def _was_killed(code: int) -> bool:
+    return code in (-signal.SIGKILL, 128 + signal.SIGKILL)
 
 
 def _how_ended(code: int) -> str:
