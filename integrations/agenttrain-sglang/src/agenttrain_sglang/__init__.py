@@ -3,6 +3,8 @@
 plugin       registers the engine "sglang" and `agenttrain sglang …`; imports nothing heavy
 settings     the table [sglang]
 plan         a run's configuration to what its servers will be; all that can be wrong is found there
+forecast     what they will hold in memory
+versions     which SGLang is spoken to, and which is tested
 environment  SGLang's own virtual environment: where it is, how it is made      stand_ins/  what the CPU lacks
 launch       the command line and the environment of one server
 server       one server process that we started: its group, its log, its end

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     import typer
     from agenttrain.config import Table
     from agenttrain.hookspecs import RegisterEngine
-    from agenttrain.protocols import Engine, EngineContext
+    from agenttrain.protocols import Engine, EngineContext, ForecastContext, MemoryPart
 
 
 @hookimpl
 def agenttrain_register_engines(register: RegisterEngine) -> None:
-    register("sglang", make_engine, settings=settings, check=check)
+    register("sglang", make_engine, settings=settings, check=check, forecast=forecast)
 
 
 @hookimpl
@@ -38,6 +38,13 @@ def check(context: EngineContext) -> Sequence[str]:
     from agenttrain_sglang.plan import check_plan, plan_of
 
     return check_plan(plan_of(context))
+
+
+def forecast(context: ForecastContext) -> Sequence[MemoryPart]:
+    """What the servers will hold on this machine."""
+    from agenttrain_sglang import forecast as of_servers
+
+    return of_servers.forecast(context)
 
 
 def make_engine(context: EngineContext) -> Engine:
