@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER, ARGUMENTS = Path(sys.argv[1]), sys.argv[2:]
-STATE: dict[str, Any] = {"weight_version": "default", "sampled": 0, "adapters": set()}
+STATE: dict[str, Any] = {"weight_version": "default", "sampled": 0, "adapters": set(), "aborted": set()}
 LOCK = threading.Lock()
 
 
@@ -65,6 +65,8 @@ class Handler(BaseHTTPRequestHandler):
                 STATE["adapters"].add(body["lora_name"])
             if self.path == "/unload_lora_adapter":
                 STATE["adapters"].discard(body["lora_name"])
+            if self.path == "/abort_request":
+                STATE["aborted"].add(body["rid"])
             name = body.get("weight_version") or body.get("new_version")
             if name is not None and not how().get("stuck"):
                 STATE["weight_version"] = name
@@ -78,7 +80,8 @@ class Handler(BaseHTTPRequestHandler):
         version, n = STATE["weight_version"], sampling["max_new_tokens"]
         first = len(body["input_ids"])
         ids = [(sampling["sampling_seed"] * 31 + i * 7) % 300 for i in range(first, first + n)]
-        time.sleep(n * how().get("token_s", 0.0))
+        done = sampled(n, body["rid"], how().get("token_s", 0.0))
+        is_aborted, ids, n = done < n, ids[:done], done
         with LOCK:
             STATE["sampled"] += n
         if isinstance(wanted, list):
@@ -86,7 +89,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         meta = {
             "id": body["rid"],
-            "finish_reason": {"type": "length", "length": n},
+            "finish_reason": {"type": "abort"} if is_aborted else {"type": "length", "length": n},
             "prompt_tokens": first,
             "weight_version": version,
             "output_token_logprobs": [[-3.5, id, None] for id in ids],
@@ -108,6 +111,15 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         pass
+
+
+def sampled(n: int, rid: str, token_s: float) -> int:
+    """How many of n ids were sampled until the call was aborted."""
+    for done in range(n):
+        if rid in STATE["aborted"]:
+            return done
+        time.sleep(token_s)
+    return n
 
 
 def server_info() -> dict[str, Any]:

@@ -60,6 +60,18 @@ def test_a_run_goes_on_with_the_servers_that_are_left(odd: Any) -> None:
     assert any("SGLang server 0" in news and "is lost for this run" in news for news in engine.news())
 
 
+def test_the_first_server_that_can_not_start_ends_the_others_at_once(odd: Any) -> None:
+    """Nobody waits for a second one that is slow."""
+    odd.does(start_s=600.0)
+    engine = odd.engine(replicas=2, start_s=600.0)
+    first = engine._fleet.replicas[0]
+    odd.until(lambda: first._process is not None and first._process.cpu_s() > 0)
+    first._process.kill()
+    with pytest.raises(EngineError, match=r"SGLang server 0 .* ended before it was ready"):
+        engine.stats()
+    assert all(replica._process is None for replica in engine._fleet.replicas)
+
+
 # ── what ends ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -27,13 +27,21 @@ class Fleet:
         """Get every replica its first server.
 
         Raises:
-            EngineError: of the first one that fails; all are ended then.
+            EngineError: of the first one that fails; all are ended then, however far they are.
         """
-        await asyncio.gather(*(replica.fill() for replica in self.replicas))
-        for replica in self.replicas:
-            if replica.failure is not None:
-                await self.close()
-                raise replica.failure
+        fills = [asyncio.ensure_future(replica.fill()) for replica in self.replicas]
+        try:
+            for filled in asyncio.as_completed(fills):
+                await filled
+                for replica in self.replicas:
+                    if replica.failure is not None:
+                        raise replica.failure
+        except BaseException:
+            for fill in fills:
+                fill.cancel()
+            await asyncio.gather(*fills, return_exceptions=True)
+            await self.close()
+            raise
 
     async def replica_of(self, session: str) -> Replica:
         """The replica that answers a session now; waits until one can.

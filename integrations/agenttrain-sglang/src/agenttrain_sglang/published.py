@@ -160,6 +160,9 @@ class Published:
     def push(self, weights: Iterable[tuple[str, Any]], version: int, servers: Sequence[Server]) -> Outcome:
         """Send new weights to the servers that are up; where none is, they are kept for those that will be.
 
+        Args:
+            weights: all of the model's, or the same ones each time.
+
         Raises:
             EngineError: they can be neither sent nor kept.
         """
