@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agenttrain.errors import EngineError
 from agenttrain.records import Generation, Ids, Sampling
@@ -55,6 +55,8 @@ class Call:
     server: Server | None = None
     """The one that works on it. None: it waits."""
     rid: str = ""
+    so_far: Generation = NOTHING
+    """The parts of its answer that are whole."""
     ended: bool = False
     """Its rollout has ended: what was sampled until then is its answer."""
     was_held_up: bool = False
@@ -98,7 +100,7 @@ class Calls:
                 call.abort = asyncio.ensure_future(self._aborted(call))
 
     async def close(self) -> None:
-        """All end as aborted, with nothing."""
+        """All end as aborted."""
         tasks = [call.task for call in self._open if call.task is not None]
         for call in self._open:
             call.ended = True
@@ -115,7 +117,7 @@ class Calls:
         if error is not None:
             call.future.set_exception(_as_engine_error(error))
             return
-        generation = NOTHING if task.cancelled() else task.result()
+        generation = replace(call.so_far, stop_reason="aborted") if task.cancelled() else task.result()
         counts = self.counts
         counts["calls"] += 1
         counts["aborted"] += generation.stop_reason == "aborted"
@@ -127,12 +129,12 @@ class Calls:
     async def _answered(self, call: Call) -> Generation:
         """The whole answer: a server's own end of text, which is none of the turn's stop ids, is gone on from."""
         prompt, sampling = call.prompt_ids, call.sampling
-        whole = part = await self._part(call, prompt, sampling)
+        call.so_far = part = await self._part(call, prompt, sampling)
         while goes_on(part, sampling) and not call.ended:
             prompt, sampling = going_on(prompt, part, sampling)
             part = await self._part(call, prompt, sampling)
-            whole = joined(whole, part)
-        return whole
+            call.so_far = joined(call.so_far, part)
+        return call.so_far
 
     async def _part(self, call: Call, prompt: Ids, sampling: Sampling) -> Generation:
         """One server's answer, asked for again where a server died or was too busy to begin."""
