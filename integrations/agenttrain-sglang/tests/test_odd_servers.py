@@ -274,6 +274,7 @@ def test_facts_are_what_the_server_says() -> None:
         dtype="float32",
         device="cpu",
         tensor_parallel=1,
+        data_parallel=1,
         max_length=2042,
         max_running=32,
         cache_tokens=65536,

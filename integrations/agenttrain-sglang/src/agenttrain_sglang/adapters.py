@@ -40,7 +40,14 @@ class Loaded:
     """The oldest first."""
 
     def load(
-        self, adapter: Adapter, *, beside: str | None, n_ranks: int, dtype: Any = None, shapes: Shapes | None = None
+        self,
+        adapter: Adapter,
+        *,
+        beside: str | None,
+        n_ranks: int,
+        dtype: Any = None,
+        shapes: Shapes | None = None,
+        is_0_5_12: bool = False,
     ) -> Pushed:
         """Load an adapter beside the one that calls name now.
 
@@ -60,6 +67,7 @@ class Loaded:
             n_ranks=n_ranks,
             dtype=dtype,
             shapes=shapes,
+            is_0_5_12=is_0_5_12,
         )
         self.names.append(adapter.name)
         return pushed

@@ -66,6 +66,8 @@ class ServerFacts:
     dtype: str
     device: str
     tensor_parallel: int
+    data_parallel: int
+    """Copies of the model behind one address."""
     max_length: int
     """Positions that a prompt and its response may always take together."""
     max_running: int
@@ -295,6 +297,7 @@ def facts_of(server: Mapping[str, Any], model: Mapping[str, Any], *, address: st
             dtype=str(server["dtype"]),
             device=str(server["device"]),
             tensor_parallel=int(server["tp_size"]),
+            data_parallel=int(server.get("dp_size") or 1),
             max_length=int(server["max_req_input_len"]),
             max_running=int(server["max_running_requests"]),
             cache_tokens=int(server["max_total_num_tokens"]),

@@ -273,9 +273,11 @@ class Published:
         """One way for all servers: the first one's."""
         if self._choice is None:
             facts = {
+                "version": server.facts.version,
                 "device": server.facts.device,
                 "dtype": server.facts.dtype,
                 "tp_size": server.facts.tensor_parallel,
+                "dp_size": server.facts.data_parallel,
             }
             self._choice = choose(
                 self._settings, facts, address=server.client.address, trainer=Trainer(device=_own_device())
@@ -295,6 +297,7 @@ class Published:
             n_ranks=server.facts.tensor_parallel,
             dtype=dtype,
             shapes=shapes,
+            is_0_5_12=self._choice is not None and self._choice.is_0_5_12,
         )
 
     def _note(self, pushed: Collection[Pushed]) -> None:
