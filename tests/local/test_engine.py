@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from agenttrain.errors import EngineError, ModelError
-from agenttrain.local.engine import SWITCH_INTERVAL_S, LocalEngine
+from agenttrain.local.engine import LocalEngine
 from agenttrain.protocols import Engine
 from agenttrain.records import Generation, Ids, Sampling
+from agenttrain.switching import SWITCH_INTERVAL_S
 
 PLAIN = ("qwen3", "llama", "gpt2", "gemma2")
 OTHERS = ("mistral", "gemma3", "mamba")

@@ -13,7 +13,6 @@ behind every busy Python thread.
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,14 +33,13 @@ from agenttrain.local.kv_cache import block_hashes
 from agenttrain.local.seating import Call, Seated, alike, seat
 from agenttrain.memory import whole_bytes
 from agenttrain.records import Generation, Ids, Sampling, StopReason
+from agenttrain.switching import lower_switch_interval, restore_switch_interval
 
 if TYPE_CHECKING:
     from agenttrain.protocols import EngineContext
 
 COMPANY_S = 0.002
 """How long an idle engine waits for more calls."""
-SWITCH_INTERVAL_S = 0.0001
-"""Measured with 128 busy Python threads: 6.3 s at Python's own 5 ms, 4.7 s at 0.1 ms, no better below."""
 MAX_ROWS = 512
 """Calls in one forward pass."""
 PREFILL_IDS = 4096
@@ -118,7 +116,7 @@ class LocalEngine:
         self._counts: dict[str, float] = dict.fromkeys(
             ("sampled_ids", "prefilled_ids", "cached_ids", "decode_steps", "decode_rows", "busy_s"), 0.0
         )
-        _lower_switch_interval()
+        lower_switch_interval()
         self._thread = threading.Thread(target=self._main, name="agenttrain-engine", daemon=True)
         self._thread.start()
 
@@ -193,7 +191,7 @@ class LocalEngine:
             self._inbox.put(None)
         self._thread.join()
         self._passes = None
-        _restore_switch_interval()
+        restore_switch_interval()
 
     def _check_open(self) -> None:
         if self._failure is not None:
@@ -452,22 +450,3 @@ def default_kv_bytes(device: torch.device) -> int:
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * 0.6)
     return whole_bytes() // 4
-
-
-_switch_lock = threading.Lock()
-_switch_before: list[float] = []
-"""The interval found by each engine that is open; the first is the process's own."""
-
-
-def _lower_switch_interval() -> None:
-    with _switch_lock:
-        _switch_before.append(sys.getswitchinterval())
-        sys.setswitchinterval(SWITCH_INTERVAL_S)
-
-
-def _restore_switch_interval() -> None:
-    with _switch_lock:
-        last = _switch_before[0]
-        _switch_before.pop()
-        if not _switch_before:
-            sys.setswitchinterval(last)

@@ -21,6 +21,7 @@ import aiohttp
 from agenttrain import telemetry
 from agenttrain.errors import EngineError
 from agenttrain.records import Generation, Ids, Sampling
+from agenttrain.switching import lower_switch_interval, restore_switch_interval
 
 from agenttrain_sglang.calls import Call, Calls
 from agenttrain_sglang.client import ServerClient, ServerGone, check_prompt
@@ -77,6 +78,7 @@ class SglangEngine:
             routed=plan.routed,
             busy_s=plan.settings.silence_s,
         )
+        lower_switch_interval()
         self._ready: Future[Fleet] = self._loop.run(self._opened())
 
     # ── any thread ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -202,6 +204,7 @@ class SglangEngine:
         try:
             self._loop.run(self._shut()).result()
         finally:
+            restore_switch_interval()
             self._loop.close()
             self._published.close()
             if self._plan.folder is None and (self._is_well or self._plan.is_given):
