@@ -1,6 +1,6 @@
 """What does agenttrain cost over a bare client of the same SGLang server?
 
-    python benchmarks/sglang_overhead.py [--rounds 4] [--widths 1 8 32] [--turns 8] [--hidden 384] [--layers 4]
+    python benchmarks/sglang_overhead.py [--rounds 2] [--widths 1 8 32] [--turns 8] [--hidden 512] [--layers 8]
                                          [--only made|order-desk] [--write docs/sglang-overhead.md]
 
 1. Rollouts by the whole path of training: a LangGraph graph whose ChatOpenAI calls its model 8 times in a row, with a
@@ -16,7 +16,7 @@ it could have had: those of the turn before, prompt and response without its las
 
 Needs the server of `agenttrain sglang setup`. A model made here, and the order desk's policy as the worst case: its
 server is done before anybody else has begun. Prints one JSON object; exits 1 when, with the model made here, the ratio
-at the largest width is below 0.95 or the share of the cache below 0.9. Six to nine minutes on two cores.
+at the largest width is below 0.95 or the share of the cache below 0.9. About ten minutes on two cores.
 """
 
 from __future__ import annotations
@@ -462,11 +462,11 @@ def machine() -> str:
 
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--rounds", type=int, default=4)
+    arguments.add_argument("--rounds", type=int, default=2)
     arguments.add_argument("--widths", type=int, nargs="+", default=[1, 8, 32])
     arguments.add_argument("--turns", type=int, default=8)
-    arguments.add_argument("--hidden", type=int, default=384)
-    arguments.add_argument("--layers", type=int, default=4)
+    arguments.add_argument("--hidden", type=int, default=512)
+    arguments.add_argument("--layers", type=int, default=8)
     arguments.add_argument("--only", choices=("made", "order-desk"), help="one of the two models")
     arguments.add_argument("--write", type=Path, help="file for the tables")
     chosen = arguments.parse_args()
