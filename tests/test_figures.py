@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from agenttrain.figures import UNDONE, replaced_model, wall_seconds, why_untrained
-from agenttrain.records import CallSite, Rollout, Turn
+from agenttrain.figures import UNDONE, replaced_model, summed, token_table, wall_seconds, why_untrained
+from agenttrain.records import (
+    CallSite,
+    Reward,
+    Rollout,
+    RolloutRequest,
+    RolloutResult,
+    RoutedExperts,
+    Sample,
+    Task,
+    Turn,
+)
+from agenttrain.sample.build import build_samples
+from agenttrain.trajectory.tree import trajectories
 
 
 class View:
@@ -62,3 +76,59 @@ def test_the_policy_replaces_the_model_of_the_calls_that_are_trained() -> None:
     assert replaced_model(View((rollout("baseline", 0.0, 1.0), (judge, agent)))) == "Chat gpt-4o-mini"  # type: ignore[arg-type]
     assert replaced_model(View((rollout("baseline", 0.0, 1.0), (judge,)))) == "Chat gpt-4o"  # type: ignore[arg-type]
     assert replaced_model(View()).startswith("no model")  # type: ignore[arg-type]
+
+
+def test_counts_of_an_engine_are_summed_over_the_lives_that_have_them() -> None:
+    """A life of an agenttrain that kept no counts has none."""
+    assert summed([{"restarts": 1.0, "sampled_ids": 5.0}, {}, {"sampled_ids": 2.0}]) == {
+        "restarts": 1.0,
+        "sampled_ids": 7.0,
+    }
+
+
+MIB = 2**20
+
+
+class Routed:
+    """A store of training rollouts, each a turn with a mebibyte of routed experts, made anew when it is read."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def rollouts(self) -> tuple[Rollout, ...]:
+        return tuple(result.rollout for result in self.results())
+
+    def results(self) -> Iterator[RolloutResult]:
+        for i in range(self.n):
+            request = RolloutRequest(task=Task(id=str(i), input={}), phase="train", step=1)
+            made = Rollout(
+                id=request.rollout_id, task_id=str(i), phase="train", step=1, sibling=0, attempt=0,
+                status="completed", reward=Reward(score=1.0, parts=()),
+            )  # fmt: skip
+            turns = (
+                Turn(
+                    id=f"{made.id}#0", rollout_id=made.id, index=0, role="trained", role_reason="", site=CallSite(),
+                    prompt_ids=(1, 2), response_ids=(3,), response_logprobs=(-0.5,), weight_versions=(0,),
+                    routed_experts=RoutedExperts(start=0, n_layers=512, n_chosen=512, data=bytes(MIB)),
+                ),
+            )  # fmt: skip
+            paths = trajectories(turns)
+            yield RolloutResult(
+                request=request, rollout=made, turns=turns, trajectories=paths, samples=build_samples(made, paths)
+            )
+
+    def trained_samples(self, lives: Mapping[int, int]) -> list[Sample]:
+        return [replace(sample, routed_experts=None) for result in self.results() for sample in result.samples]
+
+
+def test_the_token_account_of_a_run_does_not_hold_its_routed_experts() -> None:
+    """It holds the turns of a whole run at once, and their experts are by far the largest of them."""
+    view, rows = Routed(32), [{"step": 1, "life": 0, "dropped": {}}]
+    tracemalloc.start()
+    try:
+        table = token_table(view, rows)  # type: ignore[arg-type]
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (table["trained"], table["drifted"]) == (32, 0)
+    assert most < 8 * MIB

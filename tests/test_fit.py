@@ -16,6 +16,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from agenttrain import hookimpl
+from agenttrain.testing import toy_project
+
 SUMMARY_KEYS = {
     "temperature": float,
     "tasks": int,
@@ -488,3 +491,46 @@ def check_resumed(project: Any, report: dict[str, Any], steps: int) -> None:
     assert len(trained) == len(set(trained))
     by_step = {(r.step, r.task_id, r.sibling) for r in project.store.rollouts() if r.phase == "train"}
     assert {step for step, *_ in by_step} >= set(range(1, steps + 1))
+
+
+class Talks:
+    """The local engine, which has something to say, counts what nobody else does, and draws by itself."""
+
+    takes_seeds = False
+
+    def __init__(self, context: Any) -> None:
+        from agenttrain.local.engine import LocalEngine
+
+        self._own, self._said = LocalEngine.from_context(context), ["it was started"]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+    def update_weights(self, weights: Any, version: int) -> None:
+        self._own.update_weights(weights, version)
+        self._said.append(f"weights {version} came")
+
+    def stats(self) -> dict[str, float]:
+        return {**self._own.stats(), "restarts": 2.0}
+
+    def news(self) -> list[str]:
+        said, self._said = self._said, []
+        return said
+
+
+class TalksPlugin:
+    @hookimpl
+    def agenttrain_register_engines(self, register: Any) -> None:
+        register("talks", Talks)
+
+
+def test_what_an_engine_tells_of_itself_is_reported(tmp_path: Path) -> None:
+    """Each news once, as a note at its step; its counters but those of the cost; and how it draws."""
+    run = toy_project(tmp_path).fit(plugins={"talks": TalksPlugin()}, engine={"name": "talks"})
+    told = [(a["step"], a["severity"], a["message"]) for a in run.report["alarms"] if a["code"] == "engine"]
+    assert sorted(told) == [(0, "note", "it was started"), (1, "note", "weights 1 came")]
+    assert run.report["seeds"] == "none: the engine draws by itself"
+    counts = run.report["engine_counts"]
+    assert counts["restarts"] == 2.0
+    assert counts["sampled_ids"] >= run.report["tokens"]["sampled"] > 0
+    assert not {"cpu_s", "gpus"} & counts.keys()

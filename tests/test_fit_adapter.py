@@ -9,7 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from agenttrain.testing import tiny_model
+from agenttrain import hookimpl
+from agenttrain.protocols import AdapterWeights
+from agenttrain.testing import tiny_model, toy_project
 
 
 @pytest.mark.slow
@@ -49,3 +51,50 @@ def test_a_model_above_the_bound_is_trained_by_an_adapter(project: Any, command:
         base = AutoModelForCausalLM.from_pretrained(folder)
         beside = PeftModel.from_pretrained(base, policy / "adapter").eval()(ids).logits
     assert float((plain - beside).abs().max()) < 1e-4
+
+
+class Adapting:
+    """The local engine as one that samples with an adapter beside its base, or says that it can't."""
+
+    def __init__(self, context: Any, takes_adapters: bool) -> None:
+        from agenttrain.local.engine import LocalEngine
+
+        self._own, self.takes_adapters = LocalEngine.from_context(context), takes_adapters
+        self.adapters: list[tuple[int, AdapterWeights]] = []
+        self.pushed: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+    def update_weights(self, weights: Any, version: int) -> None:
+        self.pushed.append(version)
+        self._own.update_weights(weights, version)
+
+    def update_adapter(self, adapter: AdapterWeights, version: int) -> None:
+        self.adapters.append((version, adapter))
+        self._own.update_weights((), version)
+
+
+@pytest.mark.parametrize("takes_adapters", [True, False])
+def test_an_adapter_travels_alone_where_the_engine_takes_it(tmp_path: Path, takes_adapters: bool) -> None:
+    """As peft names it; an engine that can't as it was started gets the merged weights."""
+    made: list[Adapting] = []
+
+    class Plugin:
+        @hookimpl
+        def agenttrain_register_engines(self, register: Any) -> None:
+            register("adapting", self.make)
+
+        def make(self, context: Any) -> Adapting:
+            made.append(Adapting(context, takes_adapters))
+            return made[-1]
+
+    toy_project(tmp_path).fit(
+        plugins={"adapting": Plugin()}, engine={"name": "adapting"}, trainer={"adapter": "lora", "lora_rank": 4}
+    )
+    (engine,) = made
+    assert ([version for version, _ in engine.adapters], engine.pushed) == (([1], []) if takes_adapters else ([], [1]))
+    for _, adapter in engine.adapters:
+        assert adapter.config["r"] == 4
+        assert adapter.tensors["base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"].shape == (4, 16)
+        assert not [name for name, tensor in adapter.tensors.items() if tensor.requires_grad]

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
-from agenttrain.errors import PluginError
+from agenttrain.config import Config, resolve
+from agenttrain.errors import ConfigError, EngineError, PluginError
 from agenttrain.plugins import Loaded, Plugins, Problem
+from agenttrain.protocols import EngineContext
 from agenttrain.records import CallSite
 
 IMPORT = "from agenttrain import hookimpl\n"
@@ -303,3 +305,66 @@ def test_an_integration_that_is_not_in_use_says_how_to_get_it() -> None:
         PluginError, match="No engine is named 'sglang': agenttrain-sglang, which has it, is not in use"
     ):
         Plugins.load(only="local").engine("sglang")
+
+
+CHECKED = """
+from agenttrain.config import Table
+from agenttrain.errors import EngineError
+
+class Mine(Table):
+    replicas: int = 1
+
+def settings():
+    {settings}
+
+def check(context):
+    {check}
+
+@hookimpl
+def agenttrain_register_engines(register):
+    register("mine", lambda context: "mine", settings=settings, check=check)
+    register("bare", lambda context: "bare")
+"""
+
+
+def checked(settings: str = "return Mine", check: str = "return [f'{context.model} is served']") -> Plugins:
+    plugins = load("local")
+    plugins.add(module_of(CHECKED.format(settings=settings, check=check)), "mine")
+    return plugins
+
+
+def of_mine(table: dict[str, Any], engine: str = "mine") -> Config:
+    return resolve(("agenttrain.toml", {"engine": {"name": engine}, "mine": table}), plugin_tables=["mine"])
+
+
+def test_the_table_of_a_chosen_plugin_is_checked_as_ours_are() -> None:
+    plugins = checked()
+    plugins.check_tables(of_mine({"replicas": 2}))
+    plugins.check_tables(of_mine({}, engine="bare"))
+    with pytest.raises(ConfigError, match=r"mine\.replcas.*Did you mean 'mine\.replicas'"):
+        plugins.check_tables(of_mine({"replcas": 2}))
+    with pytest.raises(ConfigError, match=r"mine\.replicas in the configuration is 'two'"):
+        plugins.check_tables(of_mine({"replicas": "two"}))
+    with pytest.raises(PluginError, match="Plugin 'mine' raised in its settings: ZeroDivisionError"):
+        checked(settings="1 / 0").check_tables(of_mine({}))
+
+
+def test_an_engine_is_checked_before_anything_starts() -> None:
+    """Its notes are told, an error of ours passes, any other is the plugin's; without a check nothing is said."""
+    mine, bare = (EngineContext(config=of_mine({}, engine=name), model="m") for name in ("mine", "bare"))
+    assert checked().check_engine(mine) == ("m is served",)
+    assert checked().check_engine(bare) == ()
+    with pytest.raises(EngineError, match="no server"):
+        checked(check="raise EngineError('no server')").check_engine(mine)
+    with pytest.raises(PluginError, match="Plugin 'mine' raised in the check of its engine 'mine': ZeroDivisionError"):
+        checked(check="1 / 0").check_engine(mine)
+
+
+@pytest.mark.parametrize(
+    ("beside", "says"),
+    [("chek=print", "register for engines takes no chek=.*'check'"), ("settings=3", "settings=3.: give something")],
+)
+def test_what_is_registered_beside_an_engine_is_checked(beside: str, says: str) -> None:
+    source = f"@hookimpl\ndef agenttrain_register_engines(register):\n    register('mine', print, {beside})\n"
+    with pytest.raises(PluginError, match=says):
+        load("local").add(module_of(source), "mine")

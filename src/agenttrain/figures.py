@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from agenttrain.capture.store import StoreView
@@ -123,8 +124,8 @@ def token_table(view: StoreView, rows: Sequence[Mapping[str, Any]]) -> dict[str,
         for result in view.results():
             if result.rollout.phase == "train":
                 breaks.update(prefix_breaks(result.turns))
-                if result.rollout.id in handed:
-                    turns.update({turn.id: turn for turn in result.turns})
+                if result.rollout.id in handed:  # a whole run's at once: without experts, by far the largest
+                    turns.update({turn.id: replace(turn, routed_experts=None) for turn in result.turns})
                 yield result
 
     account = token_account(training_results(), samples, reasons)

@@ -1,6 +1,7 @@
 """What a fit will need, held against what there is: a run that can't fit is refused before anything of it is loaded.
 
-The trainer says what it will need, since only it knows; what it says is summed and shown here. Knows no trainer.
+The trainer says what it will need, and an engine what it will hold beside that, since only they know; what they say is
+summed and shown here. Knows neither.
 """
 
 from __future__ import annotations

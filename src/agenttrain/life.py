@@ -29,7 +29,7 @@ class LifeAccount:
     number: int
     """0, then one more per resume."""
     stats: Callable[[], Mapping[str, float]]
-    """Of the engine: its CPU seconds, its GPUs."""
+    """Of the engine: its counters, its CPU seconds, its GPUs."""
     began: float = field(default_factory=time.monotonic)
     """By the monotonic clock."""
     alarms: list[Alarm] = field(default_factory=list)

@@ -178,12 +178,13 @@ class Plugins:
         entry = self._registered["trainers"][trainer]
         if entry.forecast is None:
             return None
-        found: Forecast = _asked(entry, entry.forecast, context, f"the forecast of its trainer {trainer!r}")
+        ask = functools.partial(entry.forecast, context)
+        found: Forecast = _asked(entry, ask, f"the forecast of its trainer {trainer!r}")
         name = context.config.engine.name
         engine = self._registered["engines"].get(name)
         if engine is None or engine.forecast is None:
             return found
-        parts = _asked(engine, engine.forecast, context, f"the forecast of its engine {name!r}")
+        parts = _asked(engine, functools.partial(engine.forecast, context), f"the forecast of its engine {name!r}")
         return replace(found, parts=(*found.parts, *parts))
 
     def check_tables(self, config: Config) -> None:
@@ -191,13 +192,14 @@ class Plugins:
 
         Raises:
             ConfigError: a key that nobody knows, or a value of a wrong type or range.
+            PluginError: the plugin raised where it was asked what its table may hold.
         """
         from agenttrain.config import plugin_table
 
         for kind, name in (("engines", config.engine.name), ("trainers", config.trainer.name)):
             entry = self._registered[kind].get(name)
             if entry is not None and entry.settings is not None:
-                plugin_table(entry.settings(), entry.plugin, config)
+                plugin_table(_asked(entry, entry.settings, "its settings"), entry.plugin, config)
 
     def check_engine(self, context: EngineContext) -> tuple[str, ...]:
         """Notes of the configured engine before anything starts.
@@ -210,7 +212,7 @@ class Plugins:
         entry = self._registered["engines"][name]
         if entry.check is None:
             return ()
-        return tuple(_asked(entry, entry.check, context, f"the check of its engine {name!r}"))
+        return tuple(_asked(entry, functools.partial(entry.check, context), f"the check of its engine {name!r}"))
 
     def decide_role(self, site: CallSite) -> tuple[Role, str] | None:
         """The first plugin's word on who answers a call, or None.
@@ -395,14 +397,14 @@ def _beside(kind: str, more: Mapping[str, Any]) -> Mapping[str, Any]:
     return more
 
 
-def _asked(entry: _Entry, function: Callable[[Any], Any], context: Any, what: str) -> Any:
+def _asked(entry: _Entry, ask: Callable[[], Any], what: str) -> Any:
     """What a plugin's function says.
 
     Raises:
         PluginError: it raised; an error of agenttrain's own passes.
     """
     try:
-        return function(context)
+        return ask()
     except AgenttrainError:
         raise
     except Exception as error:

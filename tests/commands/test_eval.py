@@ -106,3 +106,28 @@ def test_as_is_asks_the_users_own_model(new_project: Any, command: Any) -> None:
     )
     said = command("eval", "graph.py", "--run", "as-is").out
     assert "| as-is on 3 tasks (greedy) | |\n|---|---|\n| success | 1 |" in said
+
+
+TALKS = """
+from agenttrain import hookimpl
+from agenttrain.local.engine import LocalEngine
+
+class Talks(LocalEngine):
+    def news(self):
+        return ["a server was replaced"]
+
+@hookimpl
+def agenttrain_register_engines(register):
+    register("talks", Talks.from_context)
+
+builder.add_node("agent", agent)
+builder.set_entry_point("agent")
+"""
+
+
+def test_what_happened_to_the_engine_is_told(new_project: Any, command: Any) -> None:
+    new_project(TALKS)
+    done = command("eval", "graph.py", "--json", "--set", "engine.name=talks")
+    assert done.code == 0, done.err
+    told = [(a["severity"], a["step"], a["message"]) for a in done.json["alarms"] if a["code"] == "engine"]
+    assert told == [("note", 0, "a server was replaced")]
