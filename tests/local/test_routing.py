@@ -267,6 +267,17 @@ def test_experts_of_another_model_are_refused(folder: Path, experts: RoutedExper
         replay.check(experts)
 
 
+def test_what_stands_in_a_layer_that_does_not_route_is_passed_over(folder: Path) -> None:
+    """Anything may stand there; the layers beside it are looked at."""
+    replay = Replay(policy.load_model(folder, device=CPU))
+    rows = np.full((5, 3, 2), 7, "<u2")
+    rows[:, 1] = 65535
+    replay.check(RoutedExperts(start=0, n_layers=3, n_chosen=2, data=rows.tobytes()))
+    rows[4, 2, 1] = 8
+    with pytest.raises(ConfigError, match=r"told expert 8, and .* has experts 0 to 7"):
+        replay.check(RoutedExperts(start=0, n_layers=3, n_chosen=2, data=rows.tobytes()))
+
+
 def test_a_model_that_does_not_route_is_refused_by_name(tmp_path: Path) -> None:
     model = policy.load_model(tiny_model(tmp_path / "dense"), device=CPU)
     with pytest.raises(ConfigError, match=r"Qwen3ForCausalLM has no router .*trainer.replay_experts = false"):

@@ -105,7 +105,10 @@ class Replay:
                 f"takes {first.n_chosen} in {len(self.routers)} of its {self._n_layers} layers. Serve the model that "
                 f"is trained, {SWITCHED_OFF}"
             )
-        highest = int(np.frombuffer(experts.data, "<u2").max(initial=0))
+        numbers = np.frombuffer(experts.data, "<u2").reshape(-1, experts.n_layers, experts.n_chosen)
+        if experts.n_layers != len(self.routers):
+            numbers = numbers[:, [router.layer for router in self.routers]]
+        highest = int(numbers.max(initial=0))
         if highest >= first.n_experts:
             raise ConfigError(
                 f"The engine told expert {highest}, and {self._name} has experts 0 to {first.n_experts - 1}. Serve the "
