@@ -13,7 +13,7 @@ make_environment() {
   if ! { cat constraints.txt; echo "$extra $*"; } | cmp -s - "$name/installed" || ! python -c "import agenttrain" 2>/dev/null; then
     echo "Installing into $name (1.4 GB, a few minutes the first time) ..." >&2
     python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-    python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".$extra" "${also[@]}"
+    python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".$extra" ${also[@]+"${also[@]}"}
     { cat constraints.txt; echo "$extra $*"; } >"$name/installed"
   fi
 }
