@@ -301,9 +301,8 @@ def test_loading_imports_nothing_heavy() -> None:
 
 def test_an_integration_that_is_not_in_use_says_how_to_get_it() -> None:
     """`--engine sglang` without agenttrain-sglang names the distribution."""
-    with pytest.raises(
-        PluginError, match="No engine is named 'sglang': agenttrain-sglang, which has it, is not in use"
-    ):
+    says = r": agenttrain-sglang, the plugin of that name, is not in use here\. pip install agenttrain-sglang, or see"
+    with pytest.raises(PluginError, match="No engine is named 'sglang'" + says):
         Plugins.load(only="local").engine("sglang")
 
 

@@ -344,7 +344,7 @@ class Plugins:
 
         if name in INTEGRATIONS and name not in self.table_names:
             raise PluginError(
-                f"No {what} is named {name!r}: {INTEGRATIONS[name]}, which has it, is not in use here. "
+                f"No {what} is named {name!r}: {INTEGRATIONS[name]}, the plugin of that name, is not in use here. "
                 f"pip install {INTEGRATIONS[name]}, or see agenttrain plugins for why it was left out."
             )
         left_out = f" {len(self.problems)} plugins were left out: see agenttrain plugins." if self.problems else ""
