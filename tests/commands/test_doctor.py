@@ -21,8 +21,9 @@ def codes(examined: Any, severity: str) -> list[str]:
     return [finding["code"] for finding in examined["findings"] if finding["severity"] == severity]
 
 
-def test_what_is_installed_here_fits(command: Any) -> None:
+def test_what_is_installed_here_fits(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """No error, and exit 0; every finding is whole."""
+    monkeypatch.setenv("AGENTTRAIN_PLUGINS", "local")
     done = command("doctor", "--json")
     assert done.code == 0
     assert done.json.keys() == {"ok", "findings", "versions", "machine", "plugins", "policy"}
