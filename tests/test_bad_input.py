@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -344,15 +345,20 @@ def test_an_unknown_key_in_the_file(new_project: Any, refused: Refused) -> None:
         ),
     ],
 )
-def test_an_unknown_name(project: Any, refused: Refused, flags: list[str], told: str) -> None:
+def test_an_unknown_name(
+    project: Any, refused: Refused, flags: list[str], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of a trainer, an engine, an estimator: what is installed, and the nearest."""
+    monkeypatch.setenv("AGENTTRAIN_PLUGINS", "local")
     assert refused("fit", "graph.py", *flags) == f"PluginError: {told}"
 
 
 def test_an_unknown_plugin_in_the_environment(project: Any, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     """Told by every command, since each could have come from a plugin."""
     monkeypatch.setenv("AGENTTRAIN_PLUGINS", "locl")
-    assert refused("fit", "graph.py").startswith("PluginError: No plugin is named 'locl'. Installed plugins: local.")
+    said = refused("fit", "graph.py")
+    assert re.match(r"PluginError: No plugin is named 'locl'\. Installed plugins: local[.,]", said)
+    assert "Did you mean 'local'?" in said
 
 
 def test_an_unknown_exporter(project: Any, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
