@@ -124,8 +124,7 @@ def sampled(n: int, rid: str, token_s: float) -> int:
 
 def server_info() -> dict[str, Any]:
     told = {"version": "0.5.23", "dtype": "float32", "device": "cpu", "tp_size": 1, "max_req_input_len": 500}
-    told |= {"max_running_requests": 64, "max_total_num_tokens": 4096, "enable_deterministic_inference": True}
-    return told | how().get("server_info", {})
+    return told | {"enable_deterministic_inference": True} | how().get("server_info", {})
 
 
 class Listening(ThreadingHTTPServer):

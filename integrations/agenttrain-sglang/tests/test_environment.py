@@ -15,7 +15,6 @@ from agenttrain.errors import ConfigError, EngineError
 
 from agenttrain_sglang.environment import (
     Environment,
-    check_environment,
     default_folder,
     find_environment,
     make_environment,
@@ -61,12 +60,6 @@ def test_without_one_the_command_to_type_is_named() -> None:
         find_environment(SglangTable())
     with pytest.raises(ConfigError, match=r"Run agenttrain sglang setup --device cuda once"):
         find_environment(SglangTable(device="cuda"))
-
-
-def test_running_servers_need_none() -> None:
-    check_environment(SglangTable(servers=["http://10.0.0.7:30000"]))
-    with pytest.raises(ConfigError):
-        check_environment(SglangTable())
 
 
 def test_the_device_of_the_settings_decides() -> None:

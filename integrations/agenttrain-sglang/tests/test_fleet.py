@@ -92,13 +92,17 @@ def test_release_ends_a_call_that_waits_for_a_server(odd: Any) -> None:
 
 
 def test_a_rollout_whose_server_died_earlier_blames_the_engine(odd: Any) -> None:
-    """Its time is up while the second server works on it: a part of it was not the rollout's."""
+    """Its time is up while the second server works on it: a part of it was not the rollout's.
+
+    That is said twice where two of its calls run in parallel.
+    """
     odd.does(token_s=0.05)
     engine = odd.engine()
     asked = odd.ask(engine, 200)
     odd.until(lambda: odd.in_flight(engine, 1))
     odd.end(engine)
     odd.until(lambda: engine.stats()["asked_again"] and odd.in_flight(engine, 1))
+    engine.release("s")
     engine.release("s")
     with pytest.raises(EngineError, match=HELD_UP):
         asked.result(10)
@@ -154,6 +158,20 @@ def test_close_ends_everything_at_any_moment(odd: Any, moment: str) -> None:
     waits.shutdown()
     assert not [pid for pid in group if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
     odd.until(lambda: not {thread for thread in set(threading.enumerate()) - before if thread.is_alive()})
+
+
+def test_close_while_a_push_looks_for_servers_starts_no_other(odd: Any) -> None:
+    """The one that it looks at is hung, and ended by the close: nothing takes its place."""
+    engine = odd.engine(silence_s=60.0)
+    odd.ask(engine).result(60)
+    odd.end(engine, number=signal.SIGSTOP)
+    (replica,) = engine.replicas
+    with ThreadPoolExecutor(1) as waits:
+        pushed = waits.submit(engine.update_weights, odd.new_weights(), 1)
+        odd.until(lambda: replica.is_held_still)
+        engine.close()
+        assert isinstance(pushed.exception(10), EngineError)
+    assert (replica.restarts, replica._process) == (0, None)
 
 
 def test_a_call_after_close_fails(odd: Any) -> None:

@@ -116,11 +116,19 @@ def test_an_argument_that_agenttrain_sets_is_refused_by_name(name: str) -> None:
             launched(arguments=arguments)
 
 
+def test_a_beginning_of_such_an_argument_is_refused_too() -> None:
+    """SGLang would take it for the whole name; an argument whose name only goes on from one of those is another."""
+    with pytest.raises(ConfigError, match=r"--max-run \(short for --max-running-requests\), .* sglang\.max_running"):
+        launched(arguments=["--max-run", "1"])
+    assert launched(arguments=["--model-impl", "sglang"]).command[-1] == "sglang"
+
+
 def test_variables_of_this_process_do_not_reach_the_server() -> None:
     """Those of its Python, its cluster, its run and its telemetry; all others do."""
     names = (
         "PYTHONPATH PYTHONWARNINGS VIRTUAL_ENV RANK WORLD_SIZE LOCAL_RANK MASTER_PORT RAY_ADDRESS VERL_LOGGING_LEVEL "
-        "AGENTTRAIN_PLUGINS OTEL_SERVICE_NAME OTEL_TRACES_EXPORTER TORCHELASTIC_RUN_ID SGLANG_RETURN_ORIGINAL_LOGPROB"
+        "AGENTTRAIN_PLUGINS OTEL_SERVICE_NAME OTEL_TRACES_EXPORTER TORCHELASTIC_RUN_ID SGLANG_RETURN_ORIGINAL_LOGPROB "
+        "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"
     )
     ours = dict.fromkeys(names.split(), "1")
     theirs = {

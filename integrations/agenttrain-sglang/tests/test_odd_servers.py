@@ -257,12 +257,10 @@ SERVER = {
     "device": "cpu",
     "tp_size": 1,
     "max_req_input_len": 2042,
-    "max_running_requests": 32,
-    "max_total_num_tokens": 65536,
     "enable_lora": None,
     "enable_deterministic_inference": True,
 }
-MODEL = {"model_path": "/m", "model_type": "qwen3", "weight_version": "default"}
+MODEL = {"model_path": "/m", "model_type": "qwen3"}
 
 
 def test_facts_are_what_the_server_says() -> None:
@@ -270,14 +268,11 @@ def test_facts_are_what_the_server_says() -> None:
         version="0.5.23",
         model_path="/m",
         model_type="qwen3",
-        weight_version="default",
         dtype="float32",
         device="cpu",
         tensor_parallel=1,
         data_parallel=1,
         max_length=2042,
-        max_running=32,
-        cache_tokens=65536,
         caches_prefixes=True,
         takes_adapters=False,
         tells_experts=False,

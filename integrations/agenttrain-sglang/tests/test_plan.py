@@ -63,6 +63,34 @@ def test_a_mixture_that_sglang_would_serve_wrongly_is_refused_whatever_is_record
     assert planned(model, {"routed_experts": False}).routed is None
 
 
+def started(odd: Any, model: Path, sglang: dict[str, Any], **tables: Any) -> Plan:
+    """With servers that are started here."""
+    return planned(model, {"servers": [], "environment": str(odd.folder), **sglang}, **tables)
+
+
+def test_what_a_server_can_not_be_started_with_is_told_before(small_folder: Path, odd: Any) -> None:
+    """Not by the first server."""
+    with pytest.raises(ConfigError, match=r"sglang\.arguments holds --port"):
+        started(odd, small_folder, {"arguments": ["--port", "1"]})
+
+
+def test_servers_draw_from_the_seed_of_the_run_and_each_from_its_own(small_folder: Path, odd: Any) -> None:
+    """Where calls have none: siblings on two servers must not be the same."""
+    plan = started(odd, small_folder, {"replicas": 2}, seed=2**32 + 7)
+    commands = [plan.launch(replica).command for replica in range(2)]
+    assert [command[command.index("--random-seed") + 1] for command in commands] == ["7", "8"]
+
+
+def test_files_for_servers_are_named_in_full(
+    small_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may have another working directory."""
+    (tmp_path / "shared").mkdir()
+    monkeypatch.chdir(tmp_path)
+    plan = planned(small_folder, {"shared_folder": "shared"})
+    assert plan.weights_folder(Path("own")).parent == tmp_path / "shared"
+
+
 def test_what_the_servers_begin_with(small_folder: Path, odd: Any) -> None:
     """Those of somebody else may hold anything; those that are started hold the model, unless a run goes on."""
     assert planned(small_folder).begins_with == small_folder
@@ -90,6 +118,9 @@ def test_what_a_given_server_does_without_is_told(small_folder: Path, odd: Any) 
     process = odd.other()
     plan = planned(small_folder, {"servers": [process.address]})
     assert check_plan(plan) == (f"rollouts: SGLang at {process.address}",)
+    more = {"servers": [process.address], "dtype": "bfloat16", "max_running": 4}
+    *_, unused = check_plan(planned(small_folder, more))
+    assert unused == "not used, since the servers run already: sglang.dtype"
     odd.does(server_info={"disable_radix_cache": True, "enable_deterministic_inference": False})
     _, prefixes, seeds = check_plan(plan)
     assert "keeps no prefixes" in prefixes

@@ -13,6 +13,7 @@ from agenttrain.errors import EngineError
 from agenttrain.protocols import AdapterWeights
 
 from agenttrain_sglang.published import weights_of
+from agenttrain_sglang.weights import ServerSpoiled
 
 # ── servers of somebody else ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -113,6 +114,15 @@ def test_refused_weights_leave_the_version_of_before(odd: Any) -> None:
     assert {version for each in answers for version in each.weight_versions} == {1}
     engine.update_weights(odd.new_weights(), 2)
     assert set(odd.ask(engine).result(60).weight_versions) == {2}
+
+
+def test_weights_that_nobody_kept_are_not_replaced_by_those_of_the_beginning(odd: Any) -> None:
+    """A server that needs those of now again fails, where nothing may be restarted and so nothing is kept."""
+    engine = odd.engine(servers=[odd.other().address], restarts=0)
+    engine.update_weights(odd.new_weights(), 1)
+    with pytest.raises(ServerSpoiled, match="they were not kept"):
+        engine._published.restore(engine.replicas[0].server)
+    assert set(odd.ask(engine).result(60).weight_versions) == {1}
 
 
 def test_a_version_that_does_not_move_is_found_by_the_push(odd: Any) -> None:

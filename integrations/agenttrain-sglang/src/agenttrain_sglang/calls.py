@@ -88,11 +88,14 @@ class Calls:
         call.task.add_done_callback(lambda task: self._done(call, task))
 
     def end_session(self, session: str) -> None:
-        """Its calls end as aborted, with what was sampled until now; or fail, where a dead server took their time."""
+        """Its calls end as aborted, with what was sampled until now; or fail, where a dead server took their time.
+
+        Of calls that ran in parallel each says so: only the first word counts.
+        """
         self._fleet.release(session)
         was_held_up = session in self._held_up or not self._fleet.has_a_server
         self._held_up.discard(session)
-        for call in [call for call in self._open if call.session == session]:
+        for call in [call for call in self._open if call.session == session and not call.ended]:
             call.ended, call.was_held_up = True, was_held_up
             if call.server is None and call.task is not None:
                 call.task.cancel()

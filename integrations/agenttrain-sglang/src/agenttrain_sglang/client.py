@@ -61,8 +61,6 @@ class ServerFacts:
     model_path: str
     """As the server's machine names it."""
     model_type: str
-    weight_version: str
-    """"default" before the first push."""
     dtype: str
     device: str
     tensor_parallel: int
@@ -70,10 +68,6 @@ class ServerFacts:
     """Copies of the model behind one address."""
     max_length: int
     """Positions that a prompt and its response may always take together."""
-    max_running: int
-    """Calls that it works on at once; more wait there."""
-    cache_tokens: int
-    """Positions of its KV cache."""
     caches_prefixes: bool
     takes_adapters: bool
     tells_experts: bool
@@ -123,16 +117,19 @@ class ServerClient:
         """
         await self._ask("POST", "/abort_request", {"rid": rid}, total_s=QUESTION_S)
 
-    async def facts(self) -> ServerFacts:
+    async def facts(self, *, within_s: float = QUESTION_S) -> ServerFacts:
         """What the server says of itself, once it is ready.
+
+        Args:
+            within_s: how long each of its two answers may take.
 
         Raises:
             ServerGone: nothing listens there, or it doesn't answer.
             EngineError: it is no SGLang server, or of a version that is not supported.
         """
         try:
-            server = _table(await self._ask("GET", "/server_info", total_s=QUESTION_S), f"{self.address}/server_info")
-            model = _table(await self._ask("GET", "/model_info", total_s=QUESTION_S), f"{self.address}/model_info")
+            server = _table(await self._ask("GET", "/server_info", total_s=within_s), f"{self.address}/server_info")
+            model = _table(await self._ask("GET", "/model_info", total_s=within_s), f"{self.address}/model_info")
         except ServerRefused as error:
             raise EngineError(f"{self.address} is no SGLang server that is ready: it answered {error}.") from error
         check_version(server.get("version"), self.address)
@@ -147,7 +144,7 @@ class ServerClient:
         return True
 
     async def weight_version(self) -> str:
-        """The name of the weights that it has now.
+        """The name of the weights that it has now; "default" before the first push.
 
         Raises:
             ServerGone, ServerRefused, EngineError: as `generate`.
@@ -208,13 +205,8 @@ def new_rid() -> str:
     return uuid.uuid4().hex
 
 
-def check_prompt(
-    prompt_ids: Ids, sampling: Sampling, *, session: str, n_vocabulary: int, max_length: int | None = None
-) -> None:
+def check_prompt(prompt_ids: Ids, sampling: Sampling, *, session: str, n_vocabulary: int, max_length: int) -> None:
     """Refuse what a server must not be sent; one id outside of the vocabulary ends a whole server.
-
-    Args:
-        max_length: None: the server itself refuses what is longer.
 
     Raises:
         EngineError: the prompt is empty, holds an id outside of the vocabulary or leaves no room.
@@ -224,7 +216,7 @@ def check_prompt(
         raise EngineError(f"The prompt of session {session} is empty. Give at least one id.")
     if sampling.max_tokens < 1:
         raise EngineError(f"max_tokens is {sampling.max_tokens} in session {session}. Ask for at least 1.")
-    if max_length is not None and n + sampling.max_tokens > max_length:
+    if n + sampling.max_tokens > max_length:
         raise EngineError(
             f"Session {session} asks for {n} prompt ids and {sampling.max_tokens} new ones, and the server takes "
             f"{max_length} together. Lower limits.tokens, or shorten the prompt."
@@ -293,14 +285,11 @@ def facts_of(server: Mapping[str, Any], model: Mapping[str, Any], *, address: st
             version=str(server["version"]),
             model_path=str(model["model_path"]),
             model_type=str(model.get("model_type") or ""),
-            weight_version=str(model["weight_version"]),
             dtype=str(server["dtype"]),
             device=str(server["device"]),
             tensor_parallel=int(server["tp_size"]),
             data_parallel=int(server.get("dp_size") or 1),
             max_length=int(server["max_req_input_len"]),
-            max_running=int(server["max_running_requests"]),
-            cache_tokens=int(server["max_total_num_tokens"]),
             caches_prefixes=not server.get("disable_radix_cache"),
             takes_adapters=bool(server.get("enable_lora")),
             tells_experts=bool(server.get("enable_return_routed_experts")),

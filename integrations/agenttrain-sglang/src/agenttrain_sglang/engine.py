@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from agenttrain_sglang.replica import Replica
 
 CLOSED = "The SGLang engine is closed. Open a new one to generate or to publish weights."
+KEPT_S = 2.5
+"""How long an idle connection is kept: less than SGLang's 5 s (SGLANG_TIMEOUT_KEEP_ALIVE, 0.5.23). A call over one that
+the server is just closing would look as if the server were gone."""
 T = TypeVar("T")
 
 
@@ -156,8 +159,8 @@ class SglangEngine:
         """Push to the servers that are up; those that died on it, and those that came meanwhile, get it anew."""
         fleet = self._opened_fleet()
         self._check_open()
-        servers = self._on_loop(fleet.hold_still())
         try:
+            servers = self._on_loop(fleet.hold_still())
             outcome = push(servers)
         finally:
             self._on_loop(fleet.let_go())
@@ -248,9 +251,7 @@ class SglangEngine:
     # ── on the loop ──────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _opened(self) -> Fleet:
-        self._http = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None, sock_connect=10)
-        )
+        self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_S))
         await self._fleet.fill()
         return self._fleet
 

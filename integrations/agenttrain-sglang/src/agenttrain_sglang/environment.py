@@ -103,16 +103,6 @@ def find_environment(settings: SglangTable) -> Environment:
     return made
 
 
-def check_environment(settings: SglangTable) -> None:
-    """Refuse a start without SGLang; in milliseconds, so that it can be asked before anything begins.
-
-    Raises:
-        ConfigError: as find_environment does; never where the settings name running servers.
-    """
-    if not settings.servers:
-        find_environment(settings)
-
-
 def make_environment(
     folder: Path | None, device: Device, *, tell: Tell, python: str | None = None
 ) -> tuple[Environment, bool]:

@@ -60,11 +60,13 @@ OWNED: Mapping[str, str] = {
     "--nnodes": "sglang.servers: start a server of several machines yourself and name its address",
     "--node-rank": "sglang.servers: start a server of several machines yourself and name its address",
     "--dist-init-addr": "sglang.servers: start a server of several machines yourself and name its address",
+    "--nccl-init-addr": "sglang.servers: start a server of several machines yourself and name its address",
 }
 """Arguments that agenttrain sets, and where to set them instead."""
 
 DROPPED = (
-    *("VIRTUAL_ENV", "OTEL_SERVICE_NAME", "SGLANG_RETURN_ORIGINAL_LOGPROB", "MASTER_ADDR", "MASTER_PORT"),
+    *("SGLANG_RETURN_ORIGINAL_LOGPROB", "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"),
+    *("VIRTUAL_ENV", "OTEL_SERVICE_NAME", "MASTER_ADDR", "MASTER_PORT"),
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"),
     *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
 )
@@ -72,7 +74,10 @@ DROPPED_FAMILIES = (
     *("PYTHON", "CONDA_", "AGENTTRAIN_", "RAY_", "VERL_", "TORCHELASTIC_", "OMP_"),
     *("OTEL_TRACES_", "OTEL_METRICS_", "OTEL_LOGS_", "OTEL_PYTHON_"),
 )
-"""Variables that belong to this process, its environment or its cluster, and not to a server; by name and by start."""
+"""Variables that belong to this process, its environment or its cluster, and not to a server; by name and by start.
+
+Two are SGLang's: log probabilities would be of another temperature, and health would say nothing of the scheduler.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,16 +159,18 @@ def launch_of(
 
 
 def refuse_owned(arguments: Sequence[str]) -> None:
-    """Refuse arguments that agenttrain sets.
+    """Refuse arguments that agenttrain sets; SGLang takes any beginning of a name for it.
 
     Raises:
         ConfigError: with where to set it instead.
     """
     for argument in arguments:
         name = argument.partition("=")[0]
-        if name in OWNED:
+        owned = name if name in OWNED else next((each for each in OWNED if each.startswith(name)), None)
+        if owned is not None and name.startswith("--") and name != "--":
+            short = "" if name == owned else f" (short for {owned})"
             raise ConfigError(
-                f"sglang.arguments holds {name}, which agenttrain sets. Take it out, and use {OWNED[name]}."
+                f"sglang.arguments holds {name}{short}, which agenttrain sets. Take it out, and use {OWNED[owned]}."
             )
 
 

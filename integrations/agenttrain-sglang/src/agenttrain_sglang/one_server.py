@@ -101,7 +101,7 @@ class Server:
         """Whether its scheduler answers; cheaper than a health check, and waits for a step at most."""
         try:
             async with asyncio.timeout(within_s):
-                await self.client.facts()
+                await self.client.facts(within_s=within_s)
         except (ServerGone, TimeoutError, EngineError):
             return False
         return True

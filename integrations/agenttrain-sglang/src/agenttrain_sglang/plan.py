@@ -31,6 +31,10 @@ from agenttrain_sglang.settings import SglangTable
 
 ANSWERS_IN_S = 10.0
 """How long a server that was given may take to answer the check before a run."""
+OF_STARTED = {"arguments", "cache_tokens", "deterministic", "device", "dtype", "environment", "tensor_parallel"}
+"""Keys that mean something only for servers that are started here."""
+MOST_SEEDS = 2**32
+"""SGLang hands its seed to NumPy, which takes no larger one."""
 OTLP = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
 
@@ -50,6 +54,8 @@ class Plan:
     adapter_rank: int | None
     """Of the LoRA adapter that will travel alone. None: whole weights travel."""
     adapter_targets: tuple[str, ...]
+    seed: int
+    """Of what servers draw without a call's seed."""
     otlp_endpoint: str | None
     """Where servers send their spans. None: nowhere."""
     folder: Path | None
@@ -94,6 +100,7 @@ class Plan:
             adapter_targets=self.adapter_targets,
             tells_experts=self.routed is not None,
             otlp_endpoint=self.otlp_endpoint,
+            seed=(self.seed + replica) % MOST_SEEDS,
         )
 
     def replicas(
@@ -147,17 +154,17 @@ class Plan:
         return self.folder
 
     def weights_folder(self, own: Path) -> Path:
-        """Where the weights lie that a replaced server gets: one of this run's alone."""
+        """Where the weights lie that a replaced server gets: one of this run's alone, named as servers can find it."""
         shared = self.settings.shared_folder
-        return (Path(shared) if shared is not None else own) / f"agenttrain-{secrets.token_hex(4)}"
+        return (Path(shared) if shared is not None else own).absolute() / f"agenttrain-{secrets.token_hex(4)}"
 
 
 def plan_of(context: EngineContext) -> Plan:
     """Read the configuration of a run.
 
     Raises:
-        ConfigError: settings that don't go together.
-        EngineError: there is no virtual environment to start servers in.
+        ConfigError: settings that don't go together, or there is no virtual environment to start servers in.
+        EngineError: SGLang would serve the model wrongly.
         ModelError: the folder's configuration can't be read.
     """
     config, model = context.config, Path(context.model)
@@ -166,7 +173,7 @@ def plan_of(context: EngineContext) -> Plan:
     model_config = _model_config(model)
     routed = routed_shape(model)  # asked in any case: it refuses what SGLang would serve wrongly
     rank = config.trainer.lora_rank if settings.adapters and _wants_adapter(config, model) else None
-    return Plan(
+    plan = Plan(
         settings=settings,
         model=model,
         weights_from=context.weights_from,
@@ -176,9 +183,13 @@ def plan_of(context: EngineContext) -> Plan:
         routed=routed if settings.routed_experts is not False else None,
         adapter_rank=rank,
         adapter_targets=tuple(config.trainer.lora_targets),
+        seed=config.seed,
         otlp_endpoint=_otlp_endpoint(),
         folder=context.run_dir / "sglang" if context.run_dir is not None else None,
     )
+    if not plan.is_given:
+        plan.launch(settings.replicas - 1)  # for what it refuses: the last server needs the most
+    return plan
 
 
 def check_plan(plan: Plan) -> tuple[str, ...]:
@@ -192,6 +203,9 @@ def check_plan(plan: Plan) -> tuple[str, ...]:
         servers = f"{n} SGLang servers" if n > 1 else "a SGLang server"
         return (f"rollouts: {servers} ({plan.environment.version}) started on this machine's {plan.device.upper()}",)
     notes = [f"rollouts: SGLang at {', '.join(plan.settings.servers)}"]
+    if unused := sorted(OF_STARTED & plan.settings.model_fields_set):
+        keys = ", ".join(f"sglang.{key}" for key in unused)
+        notes.append(f"not used, since the servers run already: {keys}")
     for address, facts in zip(plan.settings.servers, asyncio.run(_facts_of(plan.settings.servers)), strict=True):
         refuse_unfit(plan, address, facts)
         notes += _notes(plan, address, facts)

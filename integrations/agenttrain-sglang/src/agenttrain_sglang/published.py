@@ -96,6 +96,8 @@ class Published:
         self._settings, self._model, self._begins_with, self._say = settings, model, begins_with, say
         self._folder, self._tags, self._has_adapters = folder, Tags(), has_adapters
         self._snapshot: Snapshot | None = None
+        self._can_restore = True
+        """Whether the base weights of now can be had again: all began with them, or they were kept."""
         self._choice: Choice | None = None
         self._adapter: Adapter | None = None
         self._link_by_server: dict[Server, Link] = {}
@@ -151,8 +153,11 @@ class Published:
                 (outcome,) = self._sent([server], self._kept(), self._tags.of(version), is_new=False).values()
                 if isinstance(outcome, EngineError):
                     raise outcome
-            elif server in self._held_by_server:
-                raise ServerSpoiled(f"The weights that {server.client.address} had before were not kept.")
+            elif server in self._held_by_server or not self._can_restore:
+                raise ServerSpoiled(
+                    f"{server.client.address} lacks the weights of now, and they were not kept; with sglang.restarts "
+                    "above 0 they are."
+                )
             if self._adapter is not None:
                 self._load(server, self._adapter)
             self._held_by_server[server] = _Held(version=self.version, adapter=self._adapter)
@@ -175,7 +180,7 @@ class Published:
                 if isinstance(outcome, WeightsRefused):
                     self._held_by_server |= dict.fromkeys(taken, BEHIND)
                     return Outcome(dead=dead, refusal=outcome)
-            self.version, self._adapter = version, None
+            self.version, self._adapter, self._can_restore = version, None, self._snapshot is not None
             self._held_by_server |= dict.fromkeys(taken, _Held(version=version, adapter=None))
             self._note(taken.values())
             return Outcome(dead=dead)
@@ -219,8 +224,10 @@ class Published:
 
     @property
     def _has_kept(self) -> bool:
-        """Whether a server has to get weights. False: those that it is started with are those of now."""
-        return self._begins_with is not None or (self._snapshot is not None and self._snapshot.path is not None)
+        """Whether there are weights of now to send. False: a server was started with them, or they were not kept."""
+        if self._snapshot is not None and self._snapshot.path is not None:
+            return True
+        return self._begins_with is not None and self._can_restore
 
     def _kept(self) -> Iterator[tuple[str, Any]]:
         """The base weights of now: what was pushed last, over what all begins with."""
@@ -279,9 +286,7 @@ class Published:
                 "tp_size": server.facts.tensor_parallel,
                 "dp_size": server.facts.data_parallel,
             }
-            self._choice = choose(
-                self._settings, facts, address=server.client.address, trainer=Trainer(device=_own_device())
-            )
+            self._choice = choose(self._settings, facts, address=server.client.address, trainer=_trainer(server))
             if self._settings.restarts or self._choice.name == "disk":
                 self._snapshot = Snapshot(self._folder)
             self._say(WHY if self._has_adapters else self._choice.why)
@@ -333,5 +338,7 @@ def weights_of(folder: Path, *, without: Collection[str] = ()) -> Iterator[tuple
                     yield name, weights.get_tensor(name)
 
 
-def _own_device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
+def _trainer(server: Server) -> Trainer:
+    """This side. The first GPU is the trainer's, and that of a server that is started here too."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return Trainer(device=device) if server.process is None else Trainer(device=device, n_gpus=1)

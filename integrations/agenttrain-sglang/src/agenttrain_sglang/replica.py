@@ -34,7 +34,7 @@ class EndedEarly(EngineError):
     """A server ended before it ever answered."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaSettings:
     """How long a replica waits, and how often it is filled again."""
 
@@ -85,6 +85,8 @@ class Replica:
     """The last one started, whether it may be asked yet or not."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     """The watch, and what fills the place again."""
+    _is_closed: bool = False
+    """Nothing takes the place of a server any more."""
 
     def __post_init__(self) -> None:
         self.slots = asyncio.Semaphore(self.settings.max_running)
@@ -109,7 +111,8 @@ class Replica:
         if self.server is server:
             self.server = None
             self.changed.clear()
-            self._keep(self._replace(server, why))
+            if not self._is_closed:
+                self._keep(self._replace(server, why))
 
     def let_go(self) -> None:
         """Weights have arrived: whoever took them is alive."""
@@ -118,7 +121,8 @@ class Replica:
             self.server.heard_at = time.monotonic()
 
     async def close(self) -> None:
-        """End the watch and the process."""
+        """End the watch and the process; what is lost from now on is not replaced."""
+        self._is_closed = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -92,15 +92,6 @@ def test_a_way_that_can_not_work_is_refused_by_name(
         choose(SglangTable(**settings), facts, address=address)
 
 
-def test_other_releases_of_torch_make_no_group() -> None:
-    """Unless nothing is known of the server's."""
-    assert choose(SglangTable(), CPU, address=HERE, server_torch="2.1.0+cpu").name == "tensor"
-    own = Trainer().torch_version
-    assert choose(SglangTable(), CPU, address=HERE, server_torch=own).name == "group"
-    with pytest.raises(EngineError, match=r"torch is .* here and 2\.1\.0 there"):
-        choose(SglangTable(transport="group"), CPU, address=HERE, server_torch="2.1.0")
-
-
 def test_a_folder_that_servers_share_is_named(tmp_path: Path) -> None:
     """In the sentence."""
     settings = SglangTable(transport="disk", shared_folder=str(tmp_path))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch
+from agenttrain.errors import EngineError
 
 from agenttrain_sglang.weights import Snapshot, push
 from agenttrain_sglang.weights.buckets import in_buckets
@@ -41,6 +43,15 @@ def test_what_is_not_finished_changes_nothing(tmp_path: Path) -> None:
     assert len(list(snapshot.weights())) == 1
     snapshot.close()
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_what_can_not_be_written_is_told(tmp_path: Path) -> None:
+    """With the folder and the next step."""
+    part = Snapshot(tmp_path).begin()
+    part.discard()
+    (bucket,) = in_buckets([("a", torch.zeros(2))], n_bytes=99)
+    with pytest.raises(EngineError, match=r"can't be kept in .*weights-.* Make room there"):
+        part.add(bucket)
 
 
 def test_views_of_one_tensor_are_written_as_they_are(tmp_path: Path) -> None:

@@ -69,10 +69,8 @@ def push_adapter(
     return Pushed(
         seconds=time.perf_counter() - began,
         pause_s=0.0,
-        n_bytes=sum(t.nbytes for t in tensors.values()),
         n_buckets=1,
         n_compared=len(tensors),
-        how=WHY,
     )
 
 

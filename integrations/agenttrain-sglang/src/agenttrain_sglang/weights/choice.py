@@ -31,7 +31,6 @@ class Trainer:
 
     device: str = "cpu"
     """"cpu" or "cuda"."""
-    torch_version: str = str(torch.__version__)
     n_gpus: int = field(default_factory=torch.cuda.device_count)
     """That this side sees: one alone is the server's too where it is on this machine, and NCCL makes no group of it."""
 
@@ -61,7 +60,6 @@ def choose(
     *,
     address: str,
     trainer: Trainer | None = None,
-    server_torch: str | None = None,
 ) -> Choice:
     """Choose a way, or refuse the one that was asked for.
 
@@ -69,14 +67,13 @@ def choose(
         facts: /server_info and /model_info of the server: version, device, dtype, tp_size, dp_size.
         address: the server's.
         trainer: this side. None: on the CPU.
-        server_torch: the version in the server's environment, where it is known.
 
     Raises:
         EngineError: settings.transport can't work here; it says what would.
     """
     trainer = trainer or Trainer()
     is_here = is_this_machine(address)
-    obstacles = _obstacles(settings, facts, is_here=is_here, trainer=trainer, server_torch=server_torch)
+    obstacles = _obstacles(settings, facts, is_here=is_here)
     name = _name(settings, obstacles, is_here=is_here)
     backend = _backend(trainer, facts, is_here=is_here)
     dtype = DTYPES.get(str(facts.get("dtype")).removeprefix("torch."))
@@ -109,7 +106,7 @@ def open_link(choice: Choice, *, address: str, timeout_s: float, model_folder: s
     else:
         transport = DiskTransport(http)
     shapes = shapes_of(model_folder) if model_folder is not None else None
-    return Link(http, transport, is_0_5_12=choice.is_0_5_12, why=choice.why, shapes=shapes, can_prove=choice.can_prove)
+    return Link(http, transport, is_0_5_12=choice.is_0_5_12, shapes=shapes, can_prove=choice.can_prove)
 
 
 def is_this_machine(address: str) -> bool:
@@ -122,18 +119,12 @@ def is_this_machine(address: str) -> bool:
         return False
 
 
-def _obstacles(
-    settings: SglangTable, facts: Mapping[str, Any], *, is_here: bool, trainer: Trainer, server_torch: str | None
-) -> dict[Name, str]:
+def _obstacles(settings: SglangTable, facts: Mapping[str, Any], *, is_here: bool) -> dict[Name, str]:
     """Way to what keeps it from working; those that work are not listed."""
     obstacles: dict[Name, str] = {}
     if int(facts.get("dp_size") or 1) > 1:
         data_parallel = f"the server has {facts['dp_size']} data-parallel copies, which take weights from files only"
         obstacles |= {"group": data_parallel, "tensor": data_parallel}
-    elif server_torch is not None and _release(server_torch) != _release(trainer.torch_version):
-        obstacles["group"] = (
-            f"torch is {trainer.torch_version} here and {server_torch} there, and a group needs one release"
-        )
     folder = settings.shared_folder
     if folder is None and not is_here:
         obstacles["disk"] = "the server is on another machine, and sglang.shared_folder names no folder that both see"
@@ -170,10 +161,6 @@ def _sentence(name: Name, backend: str, dtype: Any, settings: SglangTable, *, is
     }[name]
     kind = "as they are" if dtype is None else f"in {str(dtype).removeprefix('torch.')}"
     return f"weights travel {way}: {where}, {kind}, in buckets of {settings.bucket_mib} MiB"
-
-
-def _release(version: str) -> str:
-    return ".".join(version.split("+")[0].split(".")[:2])
 
 
 def _is_writable(folder: Path) -> bool:

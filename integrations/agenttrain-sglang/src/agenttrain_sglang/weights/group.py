@@ -39,18 +39,17 @@ class GroupTransport:
     name = "group"
     has_sessions = True
 
-    def __init__(self, http: Http, *, n_ranks: int, backend: str, host: str | None = None) -> None:
+    def __init__(self, http: Http, *, n_ranks: int, backend: str) -> None:
         """Make nothing yet: the group is made with the first bucket.
 
         Args:
             http: the server; its time limit holds for each bucket.
             n_ranks: the server's, its tensor-parallel size.
             backend: "gloo", or "nccl" where the trainer and the server hold GPUs of their own.
-            host: this machine, as the server reaches it. None: found out.
         """
         self.http, self.backend = http, backend
         self.device = "cuda" if backend == "nccl" else "cpu"
-        self._n_ranks, self._host = n_ranks, host
+        self._n_ranks = n_ranks
         self._name = ""
         self._group: Any = None
         self._store: Any = None
@@ -146,7 +145,7 @@ class GroupTransport:
         self.http.post(
             "/init_weights_update_group",
             {
-                "master_address": self._host or address_seen_from(self.http.host),
+                "master_address": address_seen_from(self.http.host),
                 "master_port": self._store.port,
                 "rank_offset": 1,
                 "world_size": 1 + self._n_ranks,

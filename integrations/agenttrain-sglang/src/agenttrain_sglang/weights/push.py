@@ -38,12 +38,9 @@ class Pushed:
     """From the first bucket asked for to the version read back."""
     pause_s: float
     """Of these, how long no token could be sampled."""
-    n_bytes: int
     n_buckets: int
     n_compared: int
     """Tensors whose checksum in the server is that of what was sent. 0: it could not be told."""
-    how: str
-    """One sentence for users: how they travelled, and why so."""
 
 
 class Link:
@@ -54,7 +51,6 @@ class Link:
         http: Http,
         transport: Transport,
         *,
-        why: str,
         shapes: Shapes | None = None,
         can_prove: bool = False,
         is_0_5_12: bool = False,
@@ -62,12 +58,11 @@ class Link:
         """Ask nothing yet.
 
         Args:
-            why: the sentence of the choice.
             shapes: what the server's model looks like. None: it can't be read from here.
             can_prove: the server's checksums can be computed here too.
             is_0_5_12: the server is of that version.
         """
-        self.address, self.transport, self.why = http.address, transport, why
+        self.address, self.transport = http.address, transport
         self.shapes = shapes
         if is_0_5_12:
             self._session = UpdateSession(http, has_sessions=False, pause_mode=sglang_0_5_12.PAUSE_MODE)
@@ -174,7 +169,7 @@ def push(
     """Bring weights into servers; each goes on sampling with them, or is told as failed.
 
     Args:
-        links: of one kind of transport. None: the weights are kept as files only.
+        links: of one kind of transport. Empty: the weights are kept as files only.
         weights: (Hugging Face name, tensor), read once and lazily.
         tag: what the servers call them from now on (`Tags.of`).
         bucket_mib: weights that travel together.
@@ -211,7 +206,7 @@ class _Going:
     def __init__(self, links: Sequence[Link], tag: str, part: Part | None) -> None:
         self._links, self.tag, self._part = links, tag, part
         self.errors: dict[str, EngineError] = {}
-        self.n_bytes = self.n_buckets = 0
+        self.n_buckets = 0
         self._ended_at: dict[str, float] = {}
         self._threads = ThreadPoolExecutor(len(links), "agenttrain-weights") if len(links) > 1 else None
 
@@ -220,7 +215,7 @@ class _Going:
         if self._part is not None:
             self._part.add(bucket)
         folder = self._part.path if self._part is not None else None
-        self.n_buckets, self.n_bytes = self.n_buckets + 1, self.n_bytes + bucket.n_bytes
+        self.n_buckets += 1
         self.each(lambda link: link.take(bucket, tag=self.tag, folder=folder))
 
     def each(self, step: Callable[[Link], None]) -> None:
@@ -259,10 +254,8 @@ class _Going:
         return Pushed(
             seconds=self._ended_at[link.address] - began,
             pause_s=link.pause_s if self.n_buckets else 0.0,
-            n_bytes=self.n_bytes,
             n_buckets=self.n_buckets,
             n_compared=link.n_compared if self.n_buckets else 0,
-            how=link.why,
         )
 
 

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from agenttrain.errors import EngineError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from agenttrain_sglang.weights.buckets import Bucket
@@ -80,13 +81,24 @@ class Part:
         self._n_bytes = 0
 
     def add(self, bucket: Bucket) -> None:
-        """Write a bucket as a shard; with the last one the folder is whole."""
+        """Write a bucket as a shard; with the last one the folder is whole.
+
+        Raises:
+            EngineError: there is no room, or no folder any more.
+        """
         shard = f"model-{bucket.number:05d}.safetensors"
-        save_file({name: _own(tensor) for name, tensor in bucket.tensors}, self.path / shard, metadata={"format": "pt"})
-        self._shard_by_name.update({name: shard for name, _ in bucket.tensors})
+        tensors = {name: _own(tensor) for name, tensor in bucket.tensors}
+        self._shard_by_name.update(dict.fromkeys(tensors, shard))
         self._n_bytes += bucket.n_bytes
-        if bucket.is_last:
-            self._write_index()
+        try:
+            save_file(tensors, self.path / shard, metadata={"format": "pt"})
+            if bucket.is_last:
+                self._write_index()
+        except (OSError, SafetensorError) as error:
+            raise EngineError(
+                f"New weights can't be kept in {self.path}: {error}. Make room there, or name another folder that "
+                "servers see: sglang.shared_folder."
+            ) from error
 
     def discard(self) -> None:
         """Remove it."""
