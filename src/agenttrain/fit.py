@@ -122,20 +122,26 @@ class Fit:
         self.trainer = self._open_trainer()
         self.account = LifeAccount(self.run, self.life, self.trainer.engine_stats, began, list(notes))
         try:
-            with self._saved_when_stopped():
-                baseline = self._evaluate("baseline")
-            self._refuse_unmatched_selectors()
-            if self.resumed_from is not None:
-                self.trainer.restore(self.resumed_from.folder)
-            self.first_version = self.trainer.weight_version
-            with telemetry.phase_span("train"):
-                self._train(baseline)
-            with self._saved_when_stopped():
-                trained = self._evaluate("held_out")
-            self._export()
-            return self._write_report(baseline, trained)
+            return self._reported()
+        except EngineError as error:
+            raise EngineError(f"{error} Checkpoints stand: agenttrain fit --resume {self.run.id}.") from error
         finally:
             self.trainer.close()
+
+    def _reported(self) -> dict[str, Any]:
+        """Baseline, training, evaluation, report, by a trainer that is open."""
+        with self._saved_when_stopped():
+            baseline = self._evaluate("baseline")
+        self._refuse_unmatched_selectors()
+        if self.resumed_from is not None:
+            self.trainer.restore(self.resumed_from.folder)
+        self.first_version = self.trainer.weight_version
+        with telemetry.phase_span("train"):
+            self._train(baseline)
+        with self._saved_when_stopped():
+            trained = self._evaluate("held_out")
+        self._export()
+        return self._write_report(baseline, trained)
 
     def _open_trainer(self) -> Trainer:
         job, config = self.job, self.job.config
@@ -186,10 +192,7 @@ class Fit:
             self.account.write_when_due()  # before the first of them: a life that is killed in it has an entry
             return rolled_out(self.pool, engine, still, noted)
 
-        try:
-            return self._completed(requests, made)
-        except EngineError as error:
-            raise EngineError(f"{error} Checkpoints stand: agenttrain fit --resume {self.run.id}.") from error
+        return self._completed(requests, made)
 
     def _note(self, result: RolloutResult) -> None:
         self.step_rollouts.append(result)

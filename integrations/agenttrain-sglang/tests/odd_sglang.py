@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER, ARGUMENTS = Path(sys.argv[1]), sys.argv[2:]
-STATE: dict[str, Any] = {"weight_version": "default", "sampled": 0, "adapters": set(), "aborted": set()}
+STATE: dict[str, Any] = {"weight_version": "default", "sampled": 0, "adapters": set(), "aborted": set(), "broken": 0}
 LOCK = threading.Lock()
 
 
@@ -24,7 +24,8 @@ def how() -> dict[str, Any]:
     """What the test wants now.
 
     start_s: until it listens; end: words that it ends with at its start; health_s: until it says that it is well;
-    token_s: per sampled id; answer: (status, body) of each call, or fields that replace those of its answers.
+    breaks: connections of calls that break before an answer; token_s: per sampled id; answer: (status, body) of each
+    call, or fields that replace those of its answers.
     """
     try:
         return dict(json.loads((FOLDER / "how.json").read_text()))
@@ -73,6 +74,10 @@ class Handler(BaseHTTPRequestHandler):
             self.say(200, {"success": True})
 
     def generate(self, body: dict[str, Any]) -> None:
+        if STATE["broken"] < how().get("breaks", 0):
+            STATE["broken"] += 1
+            self.close_connection = True
+            return
         wanted, sampling = how().get("answer", {}), body["sampling_params"]
         if body.get("lora_path") not in (None, *STATE["adapters"]):
             self.say(400, {"error": {"message": f"{body['lora_path']} is not loaded"}})

@@ -71,6 +71,15 @@ def test_a_server_that_dies_while_weights_are_read_is_replaced(odd: Any) -> None
     assert engine.stats()["restarts"] == 1
 
 
+def test_a_connection_that_breaks_costs_no_server(odd: Any) -> None:
+    """It may break on the way: the server shows that it lives, and the call is asked again."""
+    odd.does(breaks=2)
+    engine = odd.engine()
+    assert len(odd.ask(engine).result(60).token_ids) == 6
+    stats = engine.stats()
+    assert (stats["asked_again"], stats["restarts"]) == (2, 0)
+
+
 def test_a_call_that_ends_every_server_fails_in_the_end(odd: Any) -> None:
     """After four of them, and the others go on."""
     odd.does(token_s=0.05)
@@ -80,7 +89,7 @@ def test_a_call_that_ends_every_server_fails_in_the_end(odd: Any) -> None:
         odd.until(lambda: odd.in_flight(engine, 1))
         odd.end(engine)
         odd.until(lambda: engine.replicas[0].server is None)
-    with pytest.raises(EngineError, match="was sent 4 times, and each server died on it"):
+    with pytest.raises(EngineError, match="was sent 4 times, and each time its server died or broke off"):
         asked.result(60)
     odd.does()
     assert len(odd.ask(engine).result(60).token_ids) == 6

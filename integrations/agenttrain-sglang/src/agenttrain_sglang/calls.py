@@ -30,6 +30,8 @@ MOST_SENT = 4
 BUSY = (429, 502, 503)
 """HTTP statuses of a server that has sampled nothing and may take the same call later."""
 BUSY_S = 0.5
+SECOND_LOOK_S = 5.0
+"""How long a server whose connection broke may take to show that it lives."""
 ABORT_AGAIN_S = 0.5
 """A server may not know a call yet when its end is asked for."""
 ABORTS_IN_S = 1.0
@@ -150,8 +152,10 @@ class Calls:
                     continue
                 try:
                     return await self._asked(call, server, prompt, sampling)
-                except ServerGone as gone:
-                    replica.lost(server, str(gone))
+                except (ServerGone, OtherWeights) as gone:
+                    if isinstance(gone, OtherWeights) or not await self._lives(server):
+                        replica.lost(server, str(gone))
+                        self._held_up.add(call.session)
                     n_lost += 1
                     self._note_lost(call, n_lost, gone)
                     continue
@@ -163,15 +167,14 @@ class Calls:
             await asyncio.sleep(BUSY_S)
         return NOTHING
 
-    def _note_lost(self, call: Call, n_lost: int, gone: ServerGone) -> None:
+    def _note_lost(self, call: Call, n_lost: int, gone: Exception) -> None:
         if call.ended:
             return
         if n_lost == MOST_SENT:
             raise EngineError(
-                f"A call of session {call.session} was sent {n_lost} times, and each server died on it (the last one: "
-                f"{gone}). See the servers' logs."
+                f"A call of session {call.session} was sent {n_lost} times, and each time its server died or broke off "
+                f"(the last time: {gone}). See the servers' logs."
             ) from gone
-        self._held_up.add(call.session)
         self.counts["asked_again"] += 1
 
     async def _asked(self, call: Call, server: Server, prompt: Ids, sampling: Sampling) -> Generation:
@@ -191,12 +194,13 @@ class Calls:
             answer = await server.generate(body, call.headers)
         finally:
             call.server = None
-        try:
-            if is_large(sent):
-                return await asyncio.to_thread(generation_of, answer, sent=sent, version_of=version_of)
-            return generation_of(answer, sent=sent, version_of=version_of)
-        except OtherWeights as other:
-            raise ServerGone(str(other)) from other
+        if is_large(sent):
+            return await asyncio.to_thread(generation_of, answer, sent=sent, version_of=version_of)
+        return generation_of(answer, sent=sent, version_of=version_of)
+
+    async def _lives(self, server: Server) -> bool:
+        """A second look at a server whose connection broke: it may have broken on the way."""
+        return not server.gone.done() and await server.answers(SECOND_LOOK_S)
 
     async def _lost_its_weights(self, replica: Replica, server: Server) -> bool:
         """Whether a refusal is no wonder: somebody has started the server again, without what it was given."""

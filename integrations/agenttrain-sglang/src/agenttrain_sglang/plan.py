@@ -154,9 +154,14 @@ class Plan:
         return self.folder
 
     def weights_folder(self, own: Path) -> Path:
-        """Where the weights lie that a replaced server gets: one of this run's alone, named as servers can find it."""
+        """Where the weights lie that a replaced server gets: one of this run's alone, named as servers can find it.
+
+        In the run's own folder it has one name, so that what a killed life of the run left is removed.
+        """
         shared = self.settings.shared_folder
-        return (Path(shared) if shared is not None else own).absolute() / f"agenttrain-{secrets.token_hex(4)}"
+        if shared is None:
+            return own.absolute() / "weights"
+        return Path(shared).absolute() / f"agenttrain-{secrets.token_hex(4)}"
 
 
 def plan_of(context: EngineContext) -> Plan:

@@ -92,7 +92,7 @@ class Published:
         """
         self.version = 0
         self.update_s = self.pause_s = 0.0
-        """Of all pushes: until the last server had the weights, and the longest that one could not sample."""
+        """Of all pushes together: until the last server had the weights, and while the slowest could not sample."""
         self._settings, self._model, self._begins_with, self._say = settings, model, begins_with, say
         self._folder, self._tags, self._has_adapters = folder, Tags(), has_adapters
         self._snapshot: Snapshot | None = None
@@ -307,7 +307,7 @@ class Published:
 
     def _note(self, pushed: Collection[Pushed]) -> None:
         self.update_s += max((each.seconds for each in pushed), default=0.0)
-        self.pause_s = max(self.pause_s, *(each.pause_s for each in pushed), 0.0)
+        self.pause_s += max((each.pause_s for each in pushed), default=0.0)
 
     def _drop_gone(self) -> None:
         for server in [server for server in self._link_by_server if server.gone.done()]:
