@@ -5,7 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import typer
+from typer.main import get_command
+
 from agenttrain_sglang.calls import COUNTED
+from agenttrain_sglang.commands import register
 from agenttrain_sglang.settings import SglangTable
 
 FOLDER = Path(__file__).parents[1]
@@ -39,3 +43,14 @@ def test_counters_named_are_counted() -> None:
     named = set(re.findall(r"`(\w+)`", told))
     assert named - {"server_sampled_ids", "restarts", "update_s", "pause_s"} <= set(COUNTED)
     assert "server_sampled_ids" in named
+
+
+def test_commands_named_exist() -> None:
+    """In this README and in the repository's."""
+    app = typer.Typer()
+    register(app)
+    known = set(get_command(app).commands["sglang"].commands)  # type: ignore[attr-defined]
+    both = README + (ROOT / "README.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^\$ agenttrain sglang (\w+)", both, re.MULTILINE))
+    assert "setup" in named
+    assert named <= known
