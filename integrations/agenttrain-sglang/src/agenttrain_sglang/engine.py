@@ -44,6 +44,9 @@ KEPT_S = 2.5
 the server is just closing would look as if the server were gone."""
 T = TypeVar("T")
 
+SPANS_S = 1.5
+"""How long servers are left to send their last spans before they are ended: they send them every 0.5 s."""
+
 
 class SglangEngine:
     """protocols.Engine, TakesAdapters and TellsNews over the servers of a Plan."""
@@ -275,5 +278,7 @@ class SglangEngine:
     async def _shut(self) -> None:
         self._ready.cancel()
         await self._calls.close()
+        if self._plan.otlp_endpoint is not None:
+            await asyncio.sleep(SPANS_S)
         await self._fleet.close()
         await self._http.close()
