@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from agenttrain_sglang.weights.buckets import Bucket
+from agenttrain_sglang.weights.tensor import alone
 
 INDEX = "model.safetensors.index.json"
 
@@ -87,7 +88,7 @@ class Part:
             EngineError: there is no room, or no folder any more.
         """
         shard = f"model-{bucket.number:05d}.safetensors"
-        tensors = {name: _own(tensor) for name, tensor in bucket.tensors}
+        tensors = {name: alone(tensor.cpu()) for name, tensor in bucket.tensors}
         self._shard_by_name.update(dict.fromkeys(tensors, shard))
         self._n_bytes += bucket.n_bytes
         try:
@@ -109,9 +110,3 @@ class Part:
         part = self.path / f"{INDEX}.part"
         part.write_text(json.dumps(index))
         part.replace(self.path / INDEX)
-
-
-def _own(tensor: Any) -> Any:
-    """On the CPU, and sharing no storage with another of the shard, which safetensors refuses."""
-    tensor = tensor.cpu()
-    return tensor if tensor.nbytes == tensor.untyped_storage().nbytes() else tensor.clone()

@@ -61,14 +61,14 @@ class TensorTransport:
 def encoded(named: Iterable[tuple[str, Any]] | dict[str, Any]) -> str:
     """Named CPU tensors as SGLang reads them: pairs where it loads weights, a mapping where it loads an adapter."""
     if isinstance(named, dict):
-        return _base64({name: _alone(tensor) for name, tensor in named.items()})
-    return _base64([(name, _alone(tensor)) for name, tensor in named])
+        return _base64({name: alone(tensor) for name, tensor in named.items()})
+    return _base64([(name, alone(tensor)) for name, tensor in named])
 
 
 def _base64(named: object) -> str:
     return base64.b64encode(pickle.dumps(named, protocol=4)).decode()
 
 
-def _alone(tensor: Any) -> Any:
-    """The tensor with no storage but its own: pickle takes the whole storage of a view along."""
+def alone(tensor: Any) -> Any:
+    """The tensor with no storage but its own: pickle takes all of a view's along, safetensors refuses a shared one."""
     return tensor if tensor.nbytes == tensor.untyped_storage().nbytes() else tensor.clone()
