@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from agenttrain.errors import ConfigError
 
 FILE_NAMES = ("agenttrain.toml", "pyproject.toml")
-INTEGRATIONS = {"sglang": "agenttrain-sglang"}
+INTEGRATIONS = {"sglang": "agenttrain-sglang", "verl": "agenttrain-verl"}
 """Plugins of ours that are distributions of their own: one file serves where they are installed and where not."""
 
 T = TypeVar("T", bound="Table")

@@ -8,12 +8,13 @@ known to the caller.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from agenttrain.capture.store import Begun, SqliteStore, StoreView
 from agenttrain.checkpoint_folder import Checkpoint, DamagedCheckpoint, read_checkpoint
 from agenttrain.errors import RunError
+from agenttrain.protocols import GoneOn
 from agenttrain.records import Phase, Rollout, RolloutRequest, RolloutResult
 from agenttrain.reward.status import following
 from agenttrain.run_folder import RunFolder
@@ -22,23 +23,6 @@ from agenttrain.trajectory.tree import trajectories
 UNDER_WAY = "the process ended while it was under way"
 Place = tuple[Phase, int, str, int]
 """Phase, step, task and sibling."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GoneOn:
-    """Requests held against what is kept."""
-
-    kept: dict[int, RolloutResult]
-    """By position in the requests."""
-    open: dict[int, RolloutRequest]
-    """Those still to be made; after environment failures, with the attempts counted."""
-    earlier: tuple[RolloutResult, ...]
-    """All that was made of these requests before and was not cut off, the kept ones among them."""
-
-    def completed(self, made: Sequence[RolloutResult]) -> list[RolloutResult]:
-        """Every request's result in the order of the requests, given those of the open ones in theirs."""
-        by_position = self.kept | dict(zip(self.open, made, strict=True))
-        return [by_position[position] for position in sorted(by_position)]
 
 
 class KeptRollouts:
@@ -82,7 +66,7 @@ def describe_unfinished(view: StoreView, store: SqliteStore) -> int:
     """
     unfinished = view.unfinished()
     for begun in unfinished:
-        _describe(begun, view, store)
+        describe(begun, view, store)
     store.flush()
     return len(unfinished)
 
@@ -128,8 +112,11 @@ def _again(request: RolloutRequest, last: Rollout) -> RolloutRequest | None:
     return following(replace(request, attempt=last.attempt, remake=last.remake), last.status)
 
 
-def _describe(begun: Begun, view: StoreView, store: SqliteStore) -> None:
-    """A rollout is read from one file: its calls and turns are put again beside the result."""
+def describe(begun: Begun, view: StoreView, store: SqliteStore) -> RolloutResult:
+    """Put the result of a rollout whose process died: aborted, with the turns it had.
+
+    A rollout is read from one file: its calls and turns are put again beside the result.
+    """
     request = begun.request
     turns = view.turns(request.rollout_id)
     policy_turns = [turn for turn in turns if turn.role != "auxiliary"]
@@ -151,11 +138,9 @@ def _describe(begun: Begun, view: StoreView, store: SqliteStore) -> None:
         started_at=begun.started_at,
         ended_at=max((turn.ended_at for turn in turns), default=begun.started_at),
     )
-    store.put_all_of(
-        begun,
-        view.intents_of(request.rollout_id),
-        RolloutResult(request=request, rollout=rollout, turns=turns, trajectories=trajectories(turns), samples=()),
-    )
+    result = RolloutResult(request=request, rollout=rollout, turns=turns, trajectories=trajectories(turns), samples=())
+    store.put_all_of(begun, view.intents_of(request.rollout_id), result)
+    return result
 
 
 def _place(request: RolloutRequest) -> Place:

@@ -31,6 +31,7 @@ from agenttrain.capture.store import SqliteStore, StoreView, read_store
 from agenttrain.checkpoint_folder import Checkpoint, write_checkpoint
 from agenttrain.disk import disk_trouble, empty_folder, replace_folder
 from agenttrain.earlier_lives import KeptRollouts, describe_unfinished, kept_rollouts, newest_whole
+from agenttrain.elsewhere import RunElsewhere
 from agenttrain.errors import AgenttrainError, EngineError, PluginError, RunError, TrainerError
 from agenttrain.evaluation import (
     Watcher,
@@ -153,6 +154,15 @@ class Fit:
             open_engine=self._open_engine,
             run_rollouts=self._run_rollouts,
             advantages=self._estimator(name),
+            elsewhere=RunElsewhere(
+                run=self.run,
+                store=self.store,
+                kept=self.kept,
+                roles=self.runner.roles,
+                note=self._noted_elsewhere,
+                is_of_these_weights=self._is_of_these_weights,
+                should_stop=self.pool.should_stop,
+            ),
         )
         return job.plugins.trainer(config.trainer.name)(context)
 
@@ -193,6 +203,10 @@ class Fit:
             return rolled_out(self.pool, engine, still, noted)
 
         return self._completed(requests, made)
+
+    def _noted_elsewhere(self, result: RolloutResult) -> None:
+        self._note(result)
+        self.account.write_when_due()
 
     def _note(self, result: RolloutResult) -> None:
         self.step_rollouts.append(result)

@@ -22,6 +22,7 @@ from agenttrain.protocols import (
     EngineFactory,
     EngineForecaster,
     Forecaster,
+    TrainerCheck,
     TrainerFactory,
 )
 from agenttrain.records import CallSite, Role, RolloutResult, StepResult, Turn
@@ -53,7 +54,8 @@ class RegisterEngine(Protocol):
 
 
 class RegisterTrainer(Protocol):
-    """Takes a name and a factory; what the plugin's table may hold; and a forecast of memory and disk."""
+    """Takes a name and a factory; what the plugin's table may hold; a check of what would keep it from working; and a
+    forecast of memory and disk."""
 
     def __call__(
         self,
@@ -61,6 +63,7 @@ class RegisterTrainer(Protocol):
         factory: TrainerFactory,
         *,
         settings: Settings | None = None,
+        check: TrainerCheck | None = None,
         forecast: Forecaster | None = None,
     ) -> None: ...
 
@@ -91,9 +94,10 @@ def agenttrain_register_engines(register: RegisterEngine) -> None:
 def agenttrain_register_trainers(register: RegisterTrainer) -> None:
     """Register trainers, which turn groups of samples into updates and publish weights.
 
-    `settings=` is what the plugin's table may hold, as for engines. With `forecast=`, a function from ForecastContext
-    to Forecast, a fit that can't fit into memory is refused before it starts, with the figures; without it nothing is
-    said of memory.
+    `settings=` is what the plugin's table may hold, as for engines, and `check=`, a function from TrainerCheckContext
+    to notes, tells what would keep the trainer from working before anything starts. With `forecast=`, a function from
+    ForecastContext to Forecast, a fit that can't fit into memory is refused before it starts, with the figures; without
+    it nothing is said of memory.
 
     Shape: register.
     When: at load, once per process; the forecast is asked before a fit starts, and for its plan.

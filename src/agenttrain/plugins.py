@@ -25,11 +25,11 @@ from agenttrain.errors import AgenttrainError, PluginError
 from agenttrain.hookspecs import Settings
 from agenttrain.protocols import (
     AdvantageEstimator,
-    EngineCheck,
     EngineContext,
     EngineFactory,
     Forecast,
     ForecastContext,
+    TrainerCheckContext,
     TrainerFactory,
 )
 from agenttrain.records import CallSite, Role, RolloutResult
@@ -83,8 +83,8 @@ class _Entry:
     """Of a trainer or an engine that can tell what it will need: a Forecast, or an engine's MemoryParts."""
     settings: Settings | None = None
     """What the plugin's table of the configuration may hold. None: anything."""
-    check: EngineCheck | None = None
-    """Of an engine that can tell beforehand what would keep it from working."""
+    check: Callable[[Any], Sequence[str]] | None = None
+    """Of an engine or a trainer that can tell beforehand what would keep it from working."""
 
 
 @dataclass(kw_only=True)
@@ -207,12 +207,23 @@ class Plugins:
         Raises:
             AgenttrainError: what would keep it from working; a PluginError where its check raised something else.
         """
-        name = context.config.engine.name
-        self.engine(name)
-        entry = self._registered["engines"][name]
+        self.engine(context.config.engine.name)
+        return self._checked("engines", context.config.engine.name, context)
+
+    def check_trainer(self, context: TrainerCheckContext) -> tuple[str, ...]:
+        """Notes of the configured trainer before anything starts.
+
+        Raises:
+            AgenttrainError: what would keep it from working; a PluginError where its check raised something else.
+        """
+        self.trainer(context.config.trainer.name)
+        return self._checked("trainers", context.config.trainer.name, context)
+
+    def _checked(self, kind: str, name: str, context: EngineContext | TrainerCheckContext) -> tuple[str, ...]:
+        entry = self._registered[kind][name]
         if entry.check is None:
             return ()
-        return tuple(_asked(entry, functools.partial(entry.check, context), f"the check of its engine {name!r}"))
+        return tuple(_asked(entry, functools.partial(entry.check, context), f"the check of {name!r}"))
 
     def decide_role(self, site: CallSite) -> tuple[Role, str] | None:
         """The first plugin's word on who answers a call, or None.
@@ -388,7 +399,7 @@ def _beside(kind: str, more: Mapping[str, Any]) -> Mapping[str, Any]:
     Raises:
         PluginError: a keyword that this kind doesn't take, or a value that is none of what it may be.
     """
-    known = {"trainers": ("forecast", "settings"), "engines": ("check", "forecast", "settings")}.get(kind, ())
+    known = ("check", "forecast", "settings") if kind in ("trainers", "engines") else ()
     for name, value in more.items():
         if name not in known:
             raise PluginError(f"register for {kind} takes no {name}=.{suggestion(name, known)}")

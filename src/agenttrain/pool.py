@@ -10,7 +10,8 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -51,8 +52,23 @@ class _Job:
 
 
 @dataclass(slots=True)
+class _Lookout:
+    """When it was last asked which graphs are stuck: also while results keep coming."""
+
+    every_s: float
+    _at: float = 0.0
+
+    def is_due(self) -> bool:
+        now = time.monotonic()
+        if now - self._at < self.every_s:
+            return False
+        self._at = now
+        return True
+
+
+@dataclass(slots=True)
 class RolloutPool:
-    """Worker threads that last over many calls of `run`."""
+    """Worker threads that last over many calls of `run`, which several threads may make at once."""
 
     runner: RunsRollouts
     concurrency: int
@@ -64,10 +80,11 @@ class RolloutPool:
     poll_s: float = POLL_S
     _waiting: queue.SimpleQueue[_Job | None] = field(default_factory=queue.SimpleQueue)
     _n_workers: int = 0
-    _looked_at: float = 0.0
-    """When it was last asked which graphs are stuck: also while results keep coming."""
+    _n_wanted: int = 0
+    """Rollouts of all calls of `run` that are under way."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    """Over started, returned, given_up and cut_off of the jobs, which workers and `run` both look at."""
+    """Over the counts, and over started, returned, given_up and cut_off of the jobs, which workers and `run` both look
+    at."""
 
     def run(
         self, engine: Engine | None, requests: Sequence[RolloutRequest], on_done: OnDone | None = None
@@ -84,16 +101,22 @@ class RolloutPool:
             AgenttrainError: what ended the run, such as an escaped call; rollouts under way are cut off.
             KeyboardInterrupt: the same.
         """
-        self._hire(min(self.concurrency, len(requests)))
+        with self._wanted(len(requests)):
+            return self._run(engine, requests, on_done)
+
+    def _run(
+        self, engine: Engine | None, requests: Sequence[RolloutRequest], on_done: OnDone | None
+    ) -> list[RolloutResult]:
         done: queue.SimpleQueue[tuple[_Job, RolloutResult | BaseException]] = queue.SimpleQueue()
         open_jobs = {
             place: self._start(_Job(place=place, request=request, engine=engine, done=done))
             for place, request in enumerate(requests)
         }
         results: dict[int, RolloutResult] = {}
+        look = _Lookout(every_s=self.poll_s)
         try:
             while open_jobs:
-                for job, result in self._next(done, open_jobs):
+                for job, result in self._next(done, open_jobs, look):
                     if on_done is not None:
                         on_done(result)
                     again = following(job.request, result.rollout.status)
@@ -115,19 +138,32 @@ class RolloutPool:
             self._waiting.put(None)
         self._n_workers = 0
 
+    @contextmanager
+    def _wanted(self, n: int) -> Iterator[None]:
+        """Workers for n more rollouts, as far as may run at once."""
+        with self._lock:
+            self._n_wanted += n
+            self._hire(min(self.concurrency, self._n_wanted))
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._n_wanted -= n
+
     def _start(self, job: _Job) -> _Job:
         self._waiting.put(job)
         return job
 
     def _next(
-        self, done: queue.SimpleQueue[tuple[_Job, RolloutResult | BaseException]], open_jobs: dict[int, _Job]
+        self,
+        done: queue.SimpleQueue[tuple[_Job, RolloutResult | BaseException]],
+        open_jobs: dict[int, _Job],
+        look: _Lookout,
     ) -> list[tuple[_Job, RolloutResult]]:
         """The results that have come, or those of graphs given up."""
         if self.should_stop():
             raise KeyboardInterrupt
-        now = time.monotonic()
-        if now - self._looked_at >= self.poll_s:
-            self._looked_at = now
+        if look.is_due():
             given_up = self._give_up_stuck(open_jobs)
             if given_up:
                 return given_up
@@ -159,9 +195,9 @@ class RolloutPool:
         """Hire another worker for the one that is stuck, unless it has come back meanwhile."""
         with self._lock:
             job.given_up = not job.returned
-        if job.given_up:
-            self._n_workers -= 1
-            self._hire(self._n_workers + 1)
+            if job.given_up:
+                self._n_workers -= 1
+                self._hire(self._n_workers + 1)
 
     def _cut_off(self, open_jobs: dict[int, _Job]) -> None:
         """Leave undone what waits, stop what runs, and wait a moment for it to write its record."""

@@ -13,7 +13,7 @@ import json
 import math
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from operator import attrgetter
 from pathlib import Path
@@ -29,7 +29,7 @@ from agenttrain.graph.roles import RoleBook, check_nodes
 from agenttrain.graph.runnable import RunnableGraph
 from agenttrain.graph.world import check_setup
 from agenttrain.plugins import Plugins
-from agenttrain.protocols import EngineContext, Renderer
+from agenttrain.protocols import EngineContext, Renderer, TrainerCheckContext
 from agenttrain.records import CallSite, Task
 from agenttrain.reward.score import check_verifiers
 from agenttrain.tasks import check_against_schema, few_tasks_warning, read_tasks, split_tasks
@@ -141,6 +141,21 @@ def prepare(
         renderer=renderer,
         notes=(*loaded.notes, *nodes, *warnings, *_notes(evaluated, renderer), *of_engine),
     )
+
+
+def trainable_job(job: Job) -> Job:
+    """The same job, asked of its trainer, with what the trainer has to say before anything starts.
+
+    Raises:
+        TaskError: there is nothing to train on.
+        AgenttrainError: what would keep the trainer from working.
+    """
+    if not job.train:
+        raise TaskError('There is no task to train on: all rows are held out. Give some "split": "train".')
+    context = TrainerCheckContext(
+        config=job.config, model=str(job.model), graph_file=str(job.loaded.file), n_tasks=len(job.train)
+    )
+    return replace(job, notes=(*job.notes, *job.plugins.check_trainer(context)))
 
 
 def _refuse_changed(saved: Config, config: Config) -> None:

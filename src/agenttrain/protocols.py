@@ -217,6 +217,54 @@ RunRollouts = Callable[[Engine, Sequence[RolloutRequest], OnDone | None], list[R
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GoneOn:
+    """Requests held against what earlier lives of the run made of them."""
+
+    kept: dict[int, RolloutResult]
+    """By position in the requests."""
+    open: dict[int, RolloutRequest]
+    """Those still to be made; after environment failures, with the attempts counted."""
+    earlier: tuple[RolloutResult, ...]
+    """All that was made of these requests before and was not cut off, the kept ones among them."""
+
+    def completed(self, made: Sequence[RolloutResult]) -> list[RolloutResult]:
+        """Every request's result in the order of the requests, given those of the open ones in theirs."""
+        by_position = self.kept | dict(zip(self.open, made, strict=True))
+        return [by_position[position] for position in sorted(by_position)]
+
+
+class Elsewhere(Protocol):
+    """The run, to a trainer whose rollouts are made in other processes: what it must tell, and may ask.
+
+    `run_rollouts` does all of this by itself. Any thread may call.
+    """
+
+    def go_on(self, requests: Sequence[RolloutRequest]) -> GoneOn:
+        """What earlier lives made of a step's requests; asked once for each request, before it is made."""
+
+    def rolled_out(self, result: RolloutResult, *, is_stored: bool) -> None:
+        """A rollout has ended, every attempt.
+
+        Args:
+            is_stored: the process that made it has written it into the run's own folder.
+        """
+
+    def lost(self, requests: Sequence[RolloutRequest]) -> list[RolloutResult]:
+        """The process that made them has died: they are told as aborted, with the turns that stand in the run's folder.
+
+        Returns:
+            Their results, in the order of the requests.
+        """
+
+    def check_stop(self) -> None:
+        """Ask often while rollouts are made.
+
+        Raises:
+            KeyboardInterrupt: the run is to be saved and to end.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineContext:
     """What an engine factory gets."""
 
@@ -241,6 +289,20 @@ class TrainerContext:
     run_rollouts: RunRollouts
     advantages: Callable[[Sequence[float]], list[float]]
     """The advantage estimator that the configuration names: [G] -> [G]."""
+    elsewhere: Elsewhere | None = None
+    """For a trainer whose rollouts are made in other processes. None: they can be made in this one alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerCheckContext:
+    """What a trainer is asked about, before anything starts."""
+
+    config: Config
+    model: str
+    """Folder of the policy."""
+    graph_file: str
+    n_tasks: int
+    """Of the training split."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,6 +386,8 @@ EngineCheck = Callable[[EngineContext], Sequence[str]]
 """Raises AgenttrainError for what would keep the engine from working, and gives notes; starts nothing. `run_dir` is
 None."""
 TrainerFactory = Callable[[TrainerContext], Trainer]
+TrainerCheck = Callable[[TrainerCheckContext], Sequence[str]]
+"""Raises AgenttrainError for what would keep the trainer from working, and gives notes; starts nothing."""
 Forecaster = Callable[[ForecastContext], Forecast]
 """Reads no weights and starts nothing."""
 EngineForecaster = Callable[[ForecastContext], Sequence[MemoryPart]]
@@ -334,6 +398,7 @@ AdvantageEstimator = Callable[[Sequence[float]], list[float]]
 __all__ = [
     "AdapterWeights",
     "AdvantageEstimator",
+    "Elsewhere",
     "Engine",
     "EngineCheck",
     "EngineContext",
@@ -342,6 +407,7 @@ __all__ = [
     "Forecast",
     "ForecastContext",
     "Forecaster",
+    "GoneOn",
     "MemoryPart",
     "OnDone",
     "Parsed",
@@ -352,6 +418,8 @@ __all__ = [
     "TakesAdapters",
     "TellsNews",
     "Trainer",
+    "TrainerCheck",
+    "TrainerCheckContext",
     "TrainerContext",
     "TrainerFactory",
     "TurnStore",

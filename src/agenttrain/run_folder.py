@@ -168,9 +168,12 @@ class RunFolder:
         return sorted((int(match[1]), folder) for match, folder in named if match and folder.is_dir())
 
     def prune_checkpoints(self, keep: int) -> None:
-        """Keep the newest, at least one."""
+        """Keep the newest, at least one; links that led into the others go too."""
         for _, folder in self.checkpoint_folders()[:-keep]:
             shutil.rmtree(folder, ignore_errors=True)
+        for link in self.checkpoints.iterdir():
+            if link.is_symlink() and not link.exists():
+                link.unlink()
 
 
 def new_run(root: Path, name: str, *, n_bytes: int = 0) -> RunFolder:

@@ -16,7 +16,6 @@ from agenttrain.config import Config
 from agenttrain.errors import ConfigError, RunError, TrainerError
 from agenttrain.local.engine import LocalEngine
 from agenttrain.local.learnable import unique_weights
-from agenttrain.local.schedule import Cursor, learning_rate_at, tasks_at
 from agenttrain.local.trainer import LocalTrainer
 from agenttrain.protocols import TrainerContext
 from agenttrain.records import (
@@ -33,6 +32,7 @@ from agenttrain.records import (
 )
 from agenttrain.trainer.advantage import group_advantages
 from agenttrain.trainer.batches import Lesson
+from agenttrain.trainer.schedule import Cursor, learning_rate_at, tasks_at
 
 Folder = Callable[[str], Path]
 Run = Callable[[Any, Sequence[RolloutRequest], Any], list[RolloutResult]]

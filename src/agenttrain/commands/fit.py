@@ -22,7 +22,7 @@ from agenttrain.commands.arguments import (
     print_json,
     work,
 )
-from agenttrain.errors import ConfigError, TaskError
+from agenttrain.errors import ConfigError
 
 
 def fit_command(
@@ -52,7 +52,7 @@ def fit_command(
     from agenttrain.exporters import exporting, wanted_exporter
     from agenttrain.fit import RunStopped, fit
     from agenttrain.forecast import forecast
-    from agenttrain.prepare import prepare
+    from agenttrain.prepare import prepare, trainable_job
     from agenttrain.run_folder import check_place, find_run, new_run
 
     flags = flag_tables(set_, model=model, tasks=tasks, seed=seed, trainer__name=trainer, engine__name=engine)
@@ -63,9 +63,7 @@ def fit_command(
         graph = _same_graph(graph, made_by)
     if graph is None:
         raise ConfigError("fit needs a graph: agenttrain fit graph.py, or agenttrain fit --resume RUN.")
-    job = prepare(graph, cwd=Path.cwd(), flags=flags, saved=saved)
-    if not job.train:
-        raise TaskError('There is no task to train on: all rows are held out. Give some "split": "train".')
+    job = trainable_job(prepare(graph, cwd=Path.cwd(), flags=flags, saved=saved))
     needed = forecast(job)
     if needed is not None:
         job = replace(job, notes=(*job.notes, *needed.notes))

@@ -21,13 +21,13 @@ from agenttrain.local import policy
 from agenttrain.local.adapter import open_learnable
 from agenttrain.local.learner import Learner, Training
 from agenttrain.local.measured import measured_metrics
-from agenttrain.local.schedule import Cursor, learning_rate_at, tasks_at
 from agenttrain.protocols import TakesAdapters, TrainerContext
 from agenttrain.records import RolloutRequest, RolloutResult, StepResult, Task
 from agenttrain.trainer import checkpoint
 from agenttrain.trainer.advantage import own_rewards
 from agenttrain.trainer.batches import Lessons, lessons
 from agenttrain.trainer.credit import credited, kl_penalty
+from agenttrain.trainer.schedule import Cursor, learning_rate_at, tasks_at
 
 
 class LocalTrainer:

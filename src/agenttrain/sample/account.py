@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from agenttrain.errors import SampleError
 from agenttrain.records import RolloutResult, Sample, Trajectory, Turn
 
+REJECTED = "rejected by the trainer"
+"""Of tokens in a trained row that the trainer masked out, such as those too far from its own policy."""
 TrajectoryKey = tuple[str, int]
 """Rollout id and index of the trajectory."""
 
@@ -65,7 +67,7 @@ def token_account(
         sampled=counts["sampled"],
         trained=counts["trained"],
         frozen=counts["frozen"],
-        dropped=dict(sorted(dropped.items())),
+        dropped={cause: n for cause, n in sorted(dropped.items()) if n},
         masked=counts["masked"],
     )
 
@@ -126,8 +128,11 @@ def _place(
             dropped[span.reason.removeprefix("dropped: ")] += n
         elif sample is None:
             dropped[cause] += n
+        else:
+            n_kept = sum(sample.response_mask[span.start : span.end])
+            counts["trained"] += n_kept
+            dropped[REJECTED] += n - n_kept
     if sample is not None:
-        counts["trained"] += sum(sample.response_mask)
         counts["masked"] += len(sample.response_ids) - n_sampled
 
 
