@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from agenttrain.memory import Growth
 from agenttrain.promotion.summary import CUT
-from agenttrain.protocols import Engine, TellsNews
+from agenttrain.protocols import Engine, TellsNews, Trainer
 from agenttrain.records import NOT_LEFT, RolloutResult, StepResult
 from agenttrain.reward.status import may_train
 
@@ -37,8 +37,8 @@ class Alarm:
         return asdict(self)
 
 
-def engine_alarms(engine: Engine | None, step: int) -> list[Alarm]:
-    """What an engine has to say of itself since it was last asked, as notes."""
+def engine_alarms(engine: Engine | Trainer | None, step: int) -> list[Alarm]:
+    """What an engine, or a trainer that has engines of its own, has to say since it was last asked, as notes."""
     said: Sequence[str] = engine.news() if isinstance(engine, TellsNews) else ()
     return [Alarm(code="engine", severity="note", step=step, message=news) for news in said]
 

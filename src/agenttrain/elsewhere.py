@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agenttrain.capture.store import Begun, SqliteStore, read_store
 from agenttrain.earlier_lives import KeptRollouts, describe
@@ -23,6 +23,7 @@ class RunElsewhere:
     """Made by `fit`, asked by a trainer on any of its threads."""
 
     run: RunFolder
+    life: int
     store: SqliteStore
     kept: KeptRollouts
     roles: RoleBook
@@ -36,7 +37,8 @@ class RunElsewhere:
         gone_on = self.kept.go_on(requests, self.is_of_these_weights)
         for result in gone_on.earlier:
             self.note(result)
-        return gone_on
+        still = {place: replace(request, life=self.life) for place, request in gone_on.open.items()}
+        return replace(gone_on, open=still)
 
     def rolled_out(self, result: RolloutResult, *, is_stored: bool) -> None:
         """A rollout has ended: stored where it is not, and noted."""

@@ -156,6 +156,7 @@ class Fit:
             advantages=self._estimator(name),
             elsewhere=RunElsewhere(
                 run=self.run,
+                life=self.life,
                 store=self.store,
                 kept=self.kept,
                 roles=self.runner.roles,
@@ -186,6 +187,11 @@ class Fit:
         context = EngineContext(config=job.config, model=str(job.model), run_dir=self.run.path)
         self.engine = job.plugins.engine(job.config.engine.name)(context)
         return self.engine
+
+    @property
+    def _serving(self) -> Engine | Trainer:
+        """Who can tell of what serves training: the engine, or a trainer that has engines of its own."""
+        return self.engine if self.engine is not None else self.trainer
 
     def _run_rollouts(
         self, engine: Engine, requests: Sequence[RolloutRequest], on_done: OnDone | None
@@ -252,7 +258,7 @@ class Fit:
         for alarm in evaluation_alarms(results):
             self.evaluation_alarms.append(alarm)
             self.watcher.alarm(alarm)
-        for alarm in engine_alarms(self.engine, step=0):
+        for alarm in engine_alarms(self._serving, step=0):
             self.account.alarms.append(alarm)
             self.watcher.alarm(alarm)
         return summary
@@ -295,7 +301,7 @@ class Fit:
         alarms = step_alarms(merged, baseline_tool_calls=baseline["tool_calls"])
         alarms += verifier_alarms(self.step_rollouts, step.step)
         alarms += world_alarms(self.step_rollouts, step.step)
-        alarms += engine_alarms(self.engine, step.step)
+        alarms += engine_alarms(self._serving, step.step)
         alarms += memory_alarms(self.memory.after_step(len(self.step_rollouts)), step.step, steps_to_go=left)
         row = {
             "step": step.step,
@@ -395,7 +401,7 @@ class Fit:
                 *(alarm for life in lives for alarm in life["alarms"]),
             ],
         )
-        report["seeds"] = SEEDS[getattr(self.engine, "takes_seeds", None)]
+        report["seeds"] = SEEDS[getattr(self._serving, "takes_seeds", None)]
         report["engine_counts"] = summed(life.get("engine", {}) for life in lives)
         self.run.write_report(report, fit_text(report))
         return report

@@ -5,8 +5,10 @@ trainer's own router logits, as the model makes it for its own choice, so that g
 Invariants: experts that the model would have chosen itself change nothing; a token whose experts are not known routes
 by itself; passes of several threads don't see each other's experts.
 
-Taken are routers that give (logits, weights, chosen) for each token, where a weight is a softmax or a sigmoid of the
-logits, normalised over the chosen ones or not, times a number. A trial finds out which, whatever the model is called.
+Taken are routers that give (logits, weights, chosen) for each token, and blocks whose `route_tokens_to_experts` makes
+weights and chosen of the logits, as DeepSeek's and GLM's do in transformers 5.10. A weight is a softmax or a sigmoid of
+the logits, normalised over the chosen ones or not, times a number. A trial finds out which, whatever the model is
+called.
 """
 
 from __future__ import annotations
@@ -73,6 +75,26 @@ class Router:
     n_experts: int
     n_chosen: int
     weighing: Weighing
+
+
+class Choice(torch.nn.Module):
+    """A block's own way from logits to experts, as a router that gives (logits, weights, chosen)."""
+
+    def __init__(self, block: Any) -> None:
+        """Stand in the block for its `route_tokens_to_experts`."""
+        super().__init__()
+        self._route = block.route_tokens_to_experts
+        block.add_module("choice", self)
+        block.route_tokens_to_experts = self._answer
+
+    def forward(self, *args: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Of the logits, which come last."""
+        chosen, weights = self._route(*args)
+        return args[-1], weights, chosen
+
+    def _answer(self, *args: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        _, weights, chosen = self(*args)
+        return chosen, weights
 
 
 class Replay:
@@ -174,6 +196,9 @@ def _routers(model: Any) -> tuple[Router, ...]:
 
 def _tried(model: Any) -> list[tuple[str, Any, tuple[torch.Tensor, ...]]]:
     """The modules that route in a pass over a few ids, with what they gave."""
+    for module in list(model.modules()):
+        if hasattr(module, "route_tokens_to_experts"):
+            Choice(module)
     seen: list[tuple[str, Any, tuple[torch.Tensor, ...]]] = []
 
     def look(name: str, module: Any, _args: Any, output: Any) -> None:

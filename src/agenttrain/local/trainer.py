@@ -8,7 +8,6 @@ trainer's own; the weight version goes up exactly when weights were published. K
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from agenttrain.trainer import checkpoint
 from agenttrain.trainer.advantage import own_rewards
 from agenttrain.trainer.batches import Lessons, lessons
 from agenttrain.trainer.credit import credited, kl_penalty
+from agenttrain.trainer.figures import rollout_figures
 from agenttrain.trainer.schedule import Cursor, learning_rate_at, tasks_at
 
 
@@ -251,21 +251,10 @@ def _metrics(
     results: Sequence[RolloutResult], taught: Lessons, training: Training | None, learning_rate: float
 ) -> dict[str, float]:
     """The numbers of a step; those of an update are left out when there was none."""
-    rewards = [r.rollout.reward.score for r in results if r.rollout.reward is not None]
-    metrics: dict[str, float] = {
-        "groups": taught.n_groups,
-        "groups_trained": taught.n_trained,
-        "groups_equal": taught.n_equal,
-        "rollouts": len(results),
-        "rollouts_trained": len(taught.kept),
+    metrics = rollout_figures(results, [taught]) | {
         "learning_rate": learning_rate,
-        "tokens_sampled": _n_sampled(results),
         "tokens_trained": training.n_tokens if training else 0,
     }
-    if rewards:
-        mean = math.fsum(rewards) / len(rewards)
-        metrics["reward"] = mean
-        metrics["reward_std"] = math.sqrt(math.fsum((r - mean) ** 2 for r in rewards) / len(rewards))
     if training is not None:
         metrics |= {
             "loss": training.loss,
