@@ -22,7 +22,7 @@ from typing import Any
 from agenttrain.capture.store import SqliteStore
 from agenttrain.errors import AgenttrainError, TrainerError
 from agenttrain.exporters import NOTHING, Exported, exporting
-from agenttrain.pool import GRACE_S, RolloutPool
+from agenttrain.pool import RolloutPool
 from agenttrain.protocols import Engine
 from agenttrain.records import RolloutRequest, RolloutResult, RolloutSpec, Task, Turn
 from agenttrain.rollout import Runner, open_runner_of
@@ -90,12 +90,15 @@ class Host:
         self.spec, self._engine, self._outbox = spec, engine, outbox
         self._runner, self._store = opened
         self._owner, self._stack = owner, stack
-        self._stopping = Event()
+        self._stopping, self._ended = Event(), Event()
+        self._begins = asyncio.Event()
+        """Clear while what is under way is cut off: what is asked meanwhile begins after it."""
+        self._begins.set()
         self._pool = RolloutPool(
             runner=self._runner,
             concurrency=spec.concurrency,
             seconds=self._runner.limits.seconds,
-            should_stop=self._stopping.is_set,
+            should_stop=lambda: self._stopping.is_set() or self._ended.is_set(),
         )
         self._callers = ThreadPoolExecutor(spec.concurrency, thread_name_prefix="agenttrain-caller")
         self._calls: set[Future[Any]] = set()
@@ -131,16 +134,18 @@ class Host:
         """Make a rollout, again after an environment failure.
 
         Returns:
-            The last attempt. None: the run ends.
+            The last attempt. None: it was cut off, or the run ends.
         """
-        if self._stopping.is_set():
+        await self._begins.wait()
+        if self._ended.is_set():
             return None
         results = await asyncio.wrap_future(self._submit([request]))
         return results[0] if results else None
 
-    def begin(self, requests: Sequence[RolloutRequest]) -> None:
+    async def begin(self, requests: Sequence[RolloutRequest]) -> None:
         """Start rollouts whose results `take` tells."""
-        if requests and not self._stopping.is_set():
+        await self._begins.wait()
+        if requests and not self._ended.is_set():
             self._submit(requests)
 
     def outputs(self, result: RolloutResult) -> list[AgentLoopOutput]:
@@ -161,23 +166,35 @@ class Host:
         return shipped
 
     async def stop(self) -> None:
-        """Cut off what is under way: it ends as aborted, and nothing new begins."""
+        """Cut off what is under way; returns when it has ended as aborted, and was shipped.
+
+        What waited for its turn ends without a record.
+        """
+        self._begins.clear()
         self._stopping.set()
         self._runner.stop_all()
-        if open_calls := [asyncio.wrap_future(call) for call in self._calls if not call.done()]:
-            await asyncio.wait(open_calls, timeout=2 * GRACE_S)
+        try:
+            if under_way := [asyncio.wrap_future(call) for call in list(self._calls)]:
+                await asyncio.wait(under_way)
+        finally:
+            self._stopping.clear()
+            self._begins.set()
+
+    async def go_on(self) -> None:
+        """Take rollouts again after `stop`."""
+        self._stopping.clear()
 
     # ── any thread ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def fail(self, error: BaseException) -> None:
         """Ship what ends the run; nothing new begins."""
-        self._stopping.set()
+        self._ended.set()
         self._outbox.put(Shipped(error=portable(error)))
 
     def close(self) -> None:
         """Cut off what is under way, write and export what is left, free the graph; blocks. Safe to call twice."""
         global _host
-        self._stopping.set()
+        self._ended.set()
         self._runner.stop_all()
         self._callers.shutdown(cancel_futures=True)
         self._pool.close()

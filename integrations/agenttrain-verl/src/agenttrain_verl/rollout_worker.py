@@ -30,7 +30,7 @@ class RolloutWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type:
             AgenttrainError: graph, policy or plugins can't be opened here.
         """
         loop = asyncio.get_running_loop()
-        engine = VerlEngine(
+        self._engine = VerlEngine(
             self.llm_client,
             loop,
             name=spec.engine_name,
@@ -40,25 +40,30 @@ class RolloutWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type:
         )
         is_here = ray.get_runtime_context().get_node_id() == spec.node_id
         try:
-            await asyncio.to_thread(Host.open, spec, engine, loop, is_on_drivers_node=is_here)
+            await asyncio.to_thread(Host.open, spec, self._engine, loop, is_on_drivers_node=is_here)
         except AgenttrainError as error:
             raise portable(error) from None
 
     async def evaluate(self, requests: Sequence[RolloutRequest]) -> None:
         """Start rollouts that veRL knows nothing of; `take` tells their results."""
-        host_of_process().begin(requests)
+        await host_of_process().begin(requests)
 
     async def take(self, timeout_s: float) -> list[Shipped]:
         """What has come since the last call; waits for the first as long as given."""
         return await host_of_process().take(timeout_s)
 
     async def stop(self) -> None:
-        """Cut off what is under way: it ends as aborted, and nothing new begins."""
+        """Cut off what is under way; returns when it has ended as aborted, and `take` may tell it."""
         await host_of_process().stop()
+
+    async def go_on(self) -> None:
+        """Take rollouts again after `stop`."""
+        await host_of_process().go_on()
 
     async def close(self) -> None:
         """Write and export what is left, and free the graph; the actor may be ended then."""
         await asyncio.to_thread(host_of_process().close)
+        self._engine.close()
 
     async def _agent_loop_postprocess(self, output: Any, validate: bool, **row: Any) -> None:
         """Put the rows of one rollout into TransferQueue, without what is for our agent loop alone."""
