@@ -229,6 +229,8 @@ class Sampling:
     stop_ids: Ids
     experts_from: int = 0
     """First position whose routed experts are not known yet; an engine that tells them tells them from here on."""
+    n_drawn: int = 0
+    """Ids at the prompt's end that this turn has sampled already, where it was broken off and goes on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

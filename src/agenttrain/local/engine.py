@@ -385,7 +385,7 @@ class LocalEngine:
             logits,
             temperatures=[call.sampling.temperature for call in calls],
             seeds=[call.sampling.seed for call in calls],
-            positions=[len(call.out) for call in calls],
+            positions=[call.sampling.n_drawn + len(call.out) for call in calls],
         )
         self._counts["sampled_ids"] += len(calls)
         for call, token, logprob in zip(calls, ids, logprobs, strict=True):
