@@ -1,0 +1,120 @@
+"""What a plan needs of a Ray cluster, held against its nodes.
+
+veRL asks Ray for placement groups and waits for them without end (0.9.1: single_controller/ray/base.py), so what can't
+be placed is told here, with what each node has. Knows no Ray: nodes are plain records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from agenttrain.errors import TrainerError
+
+from agenttrain_verl.plan import Plan
+
+CPUS_PER_RANK = 3
+"""Of a bundle of the trainer's pool (veRL 0.9.1: single_controller/ray/base.py, ResourcePoolManager)."""
+CPUS_PER_APART = 2
+"""Of a bundle of a replica beside the trainer (veRL 0.9.1: workers/rollout/replica.py, init_standalone)."""
+CPUS_OF_QUEUE = 9
+"""The transfer queue's controller and its storage units, one CPU each (veRL 0.9.1: config/transfer_queue)."""
+CPUS_TO_START = 1
+"""An actor that asks for nothing needs one free CPU while it starts, and none afterwards."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFree:
+    """What one node of the cluster has, and what of it is free."""
+
+    node_id: str
+    address: str
+    gpus: float
+    cpus: float
+    free_gpus: float
+    free_cpus: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.address}: {self.free_gpus:g} of {self.gpus:g} GPUs and "
+            f"{self.free_cpus:g} of {self.cpus:g} CPUs free"
+        )
+
+    def without(self, block: Block) -> NodeFree:
+        return replace(self, free_gpus=self.free_gpus - block.gpus, free_cpus=self.free_cpus - block.cpus)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """What must be free on one node at once."""
+
+    what: str
+    gpus: int
+    cpus: int
+
+    def __str__(self) -> str:
+        return f"{self.gpus} GPUs and {self.cpus} CPUs for {self.what}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What a plan asks of a cluster."""
+
+    blocks: tuple[Block, ...]
+    """Each on one node, several may share one."""
+    loose_cpus: int
+    """On any nodes."""
+
+    @property
+    def gpus(self) -> int:
+        return sum(block.gpus for block in self.blocks)
+
+    @property
+    def cpus(self) -> int:
+        return sum(block.cpus for block in self.blocks) + self.loose_cpus
+
+    def shortage(self, nodes: Sequence[NodeFree]) -> str | None:
+        """The first thing that finds no place, or None; the largest blocks are placed first, each where least is left.
+
+        Example: 2 blocks of 4 GPUs, nodes with 8 and 2 -> None; nodes with 6 and 2 -> the second block.
+        """
+        left = list(nodes)
+        for block in sorted(self.blocks, key=lambda block: -block.gpus):
+            fitting = [
+                i for i, node in enumerate(left) if node.free_gpus >= block.gpus and node.free_cpus >= block.cpus
+            ]
+            if not fitting:
+                return str(block)
+            best = min(fitting, key=lambda i: (left[i].free_gpus, left[i].free_cpus))
+            left[best] = left[best].without(block)
+        if sum(int(node.free_cpus) for node in left) < self.loose_cpus:
+            return f"{self.loose_cpus} CPUs for the transfer queue and for processes that start"
+        return None
+
+
+def needs_of(plan: Plan) -> Needs:
+    """What veRL will ask Ray for."""
+    settings, per_node, span = plan.settings, plan.ranks_per_node, plan.settings.tensor_parallel
+    ranks = Block(what=f"{per_node} trainer ranks", gpus=per_node, cpus=CPUS_PER_RANK * per_node)
+    blocks = [ranks] * settings.nodes
+    if settings.mode == "separate_async":
+        blocks += [Block(what="a replica", gpus=span, cpus=CPUS_PER_APART * span)] * plan.n_replicas
+    return Needs(blocks=tuple(blocks), loose_cpus=CPUS_OF_QUEUE + CPUS_TO_START)
+
+
+def check(needs: Needs, nodes: Sequence[NodeFree], *, address: str) -> None:
+    """Refuse a cluster that the plan does not fit on.
+
+    Raises:
+        TrainerError: what finds no place, what each node has, and what to change.
+    """
+    missing = needs.shortage(nodes)
+    if missing is None:
+        return
+    seen = "; ".join(str(node) for node in nodes) or "no node"
+    raise TrainerError(
+        f"The Ray cluster at {address} has no place for {missing}. It has {seen}; the run needs {needs.gpus} GPUs and "
+        f"{needs.cpus} CPUs, all that is of one kind on one node. Free what other jobs hold (ray status), add nodes, "
+        "or set verl.nodes, verl.ranks_per_node and verl.replicas to what is there. On nodes without GPUs, "
+        "`ray start --num-gpus=N` gives veRL the places that it counts by."
+    )
