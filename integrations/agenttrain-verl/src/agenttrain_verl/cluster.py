@@ -25,6 +25,7 @@ from agenttrain.errors import ConfigError, TrainerError
 
 from agenttrain_verl import needs
 from agenttrain_verl.needs import NodeFree
+from agenttrain_verl.node_check import check_nodes
 from agenttrain_verl.plan import Plan
 from agenttrain_verl.ray_folder import RayFolder, Stamp, end, stamp, wait_gone
 from agenttrain_verl.worker_logs import worker_trouble as worker_trouble
@@ -65,12 +66,13 @@ class Cluster:
         that started them (Ray 2.60: _private/utils.py, PR_SET_PDEATHSIG).
 
         Args:
+            plan: its model is where every node finds the policy, as shipping.runtime_env gives it.
             runtime_env: for every process of the run, as shipping.runtime_env gives it.
             patience_s: how long a joined cluster may take until its nodes are there.
 
         Raises:
             ConfigError: an address that can't be joined from here.
-            TrainerError: Ray can't be started or reached, or has no place for the plan.
+            TrainerError: Ray can't be started or reached, has no place for the plan, or its nodes differ from this one.
             RunError: there is no folder for an own cluster.
         """
         address = plan.settings.address
@@ -82,6 +84,7 @@ class Cluster:
                 cluster._start(plan, dict(runtime_env))
             if address is not None:
                 cluster._wait_for_place(plan, patience_s)
+                check_nodes(cluster.nodes(), model=plan.model)
         except BaseException:
             cluster.close()
             raise
