@@ -1,0 +1,116 @@
+"""veRL's checkpoint becomes a Hugging Face folder, in float32 and with adapters merged, as the local trainer exports.
+
+veRL's own merger (verl/model_merger, 0.9.1) rounds to bfloat16. Reads FSDP2 shards: files of one dict each, whose
+DTensors are joined along the dimension that they are cut at.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from agenttrain.errors import RunError
+from agenttrain.local import policy
+from agenttrain.local.adapter import adapted_layers
+from agenttrain.local.learnable import Learnable
+
+if TYPE_CHECKING:
+    from agenttrain_verl.plan import Plan
+
+_SHARD = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
+_ADAPTED = re.compile(r"(?P<layer>.+)\.lora_(?P<part>[AB])\.default\.weight")
+PEFT = "base_model.model."
+"""Before the names of a model inside peft's."""
+
+
+def export_checkpoint(actor: Path, *, base: Path, folder: Path, plan: Plan) -> None:
+    """Write the weights of a checkpoint as a Hugging Face folder.
+
+    Args:
+        actor: `global_step_N/actor` of veRL's checkpoint.
+        base: what it was trained from: configuration and tokenizer.
+        folder: an empty one.
+
+    Raises:
+        RunError: the checkpoint's shards are not all there, or not FSDP2's.
+    """
+    trainer = plan.config.trainer
+    weights = merged(joined(read_shards(actor)), scale=trainer.lora_alpha / trainer.lora_rank)
+    model = policy.load_model(base, device=torch.device("cpu"))
+    known = model.state_dict()
+    policy.load_weights(model, {name: tensor for name, tensor in weights.items() if name in known}, where=str(actor))
+    Learnable(base, model).export(folder)
+
+
+def described(plan: Plan) -> tuple[Mapping[str, Any] | None, int]:
+    """(the adapter's settings for the report, its numbers); (None, 0) where all weights are trained."""
+    if plan.adapter_rank is None:
+        return None, 0
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(plan.model))
+    layers = adapted_layers(model, plan.config.trainer.lora_targets)
+    shapes = [model.get_submodule(name).weight.shape for name in layers]
+    settings = {
+        "kind": "lora",
+        "rank": plan.adapter_rank,
+        "alpha": plan.config.trainer.lora_alpha,
+        "targets": sorted({name.rpartition(".")[2] for name in layers}),
+        "layers": len(layers),
+    }
+    return settings, sum(plan.adapter_rank * (rows + columns) for rows, columns in shapes)
+
+
+def read_shards(actor: Path) -> list[Mapping[str, Any]]:
+    """Each rank's part of the weights, by rank.
+
+    Raises:
+        RunError: some are missing.
+    """
+    found = {int(match[2]): (int(match[1]), path) for path in actor.iterdir() if (match := _SHARD.fullmatch(path.name))}
+    n_ranks = next(iter(found.values()))[0] if found else 0
+    if not found or sorted(found) != list(range(n_ranks)):
+        raise RunError(
+            f"{actor} holds the weights of ranks {sorted(found)} of {n_ranks}: model_world_size_* of every rank must "
+            "be there. On several machines the run's folder must be one that all of them share."
+        )
+    return [torch.load(found[rank][1], map_location="cpu", weights_only=False) for rank in range(n_ranks)]
+
+
+def joined(shards: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+    """Whole tensors of what each rank holds a part of."""
+    return {name: _joined([shard[name] for shard in shards]) for name in shards[0]}
+
+
+def _joined(parts: Sequence[Any]) -> torch.Tensor:
+    first = parts[0]
+    if not hasattr(first, "_local_tensor"):
+        return first.detach()
+    (placement, *others) = first.placements
+    if others:
+        raise RunError(f"Weights that are cut along {1 + len(others)} dimensions of ranks can't be exported here.")
+    local = [part._local_tensor.detach() for part in parts]
+    if not placement.is_shard():
+        return local[0]
+    return torch.cat(local, dim=placement.dim)
+
+
+def merged(weights: Mapping[str, torch.Tensor], *, scale: float) -> dict[str, torch.Tensor]:
+    """Weights under the base model's names, with what adapters add to them: W + scale · B · A."""
+    added: dict[str, dict[str, torch.Tensor]] = {}
+    plain: dict[str, torch.Tensor] = {}
+    for name, tensor in weights.items():
+        own = name.removeprefix(PEFT)
+        match = _ADAPTED.fullmatch(own)
+        if match:
+            added.setdefault(match["layer"], {})[match["part"]] = tensor
+        else:
+            plain[own.replace(".base_layer.", ".")] = tensor
+    for layer, parts in added.items():
+        name = f"{layer}.weight"
+        plain[name] = plain[name].float() + scale * (parts["B"].float() @ parts["A"].float())
+    return plain

@@ -1,0 +1,397 @@
+"""The processes in which graphs run: asked for rollouts, watched, and replaced when one dies.
+
+Groups and evaluation requests become results, each told to the run as it comes. Invariants: every request that was
+taken has one final result, whatever dies; the rollouts that a dead worker had under way are told as aborted and made
+again with their seeds; no row of a group reaches veRL twice. Knows nothing of updates.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+import transfer_queue as tq
+from agenttrain.errors import TrainerError
+from agenttrain.protocols import Elsewhere
+from agenttrain.records import RolloutRequest, RolloutResult
+from agenttrain.reward.status import following
+from tensordict import NonTensorData, NonTensorStack, TensorDict
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
+
+from agenttrain_verl.host import HostSpec, Shipped
+from agenttrain_verl.rollout_worker import RolloutWorker
+
+TAKE_S = 5.0
+"""How long a worker holds an empty answer back."""
+STOP_S = 15.0
+"""How long rollouts that are cut off may take to come home."""
+TRAIN = "train"
+"""veRL's partition of training rows."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Place:
+    """One rollout to make: the request of now, and its final result once there is one."""
+
+    request: RolloutRequest
+    worker: int
+    uid: str | None = None
+    """Of its group in veRL; None: an evaluation."""
+    session: int = 0
+    result: RolloutResult | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Group:
+    """A row that veRL handed over: the rollouts of one task."""
+
+    row: TensorDict
+    places: list[Place]
+
+    @property
+    def results(self) -> list[RolloutResult]:
+        """The final ones, in the order of the sessions."""
+        return [place.result for place in self.places if place.result is not None]
+
+
+@dataclass(slots=True)
+class _Worker:
+    number: int
+    actor: Any
+    pump: threading.Thread | None = None
+    is_dead: bool = False
+
+
+@dataclass(slots=True)
+class _Books:
+    """Everything that is under way; guarded by one condition."""
+
+    places: dict[tuple[str, int, str, int], Place] = field(default_factory=dict)
+    """By phase, step, task and sibling, until their result is final."""
+    groups: dict[str, Group] = field(default_factory=dict)
+    trouble: BaseException | None = None
+    heard_at: float = field(default_factory=time.monotonic)
+    restarts: int = 0
+    is_closed: bool = False
+
+
+def place_of(request: RolloutRequest) -> tuple[str, int, str, int]:
+    """What names a rollout's place whatever its attempt."""
+    return request.phase, request.step, request.task.id, request.sibling
+
+
+class RolloutWorkers(AgentLoopManagerTQ):  # type: ignore[misc]
+    """veRL's agent loop manager, whose workers hold a graph."""
+
+    def __init__(
+        self,
+        *,
+        config: Any,
+        llm_client: Any,
+        host: HostSpec,
+        n_workers: int,
+        elsewhere: Elsewhere,
+        restarts: int,
+        silence_s: float,
+    ) -> None:
+        super().__init__(config=config, llm_client=llm_client, teacher_client=None, reward_loop_worker_handles=[])
+        self.agent_loop_workers_class = ray.remote(RolloutWorker)
+        self._host, self._n_workers, self._elsewhere = host, n_workers, elsewhere
+        self._restarts, self._silence_s = restarts, silence_s
+        self._books, self._lock = _Books(), threading.Condition()
+        self._workers: dict[int, _Worker] = {}
+        self._numbers = itertools.count()
+        self._news: list[str] = []
+
+    # ── their life ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def open(self) -> None:
+        """Start the workers and load the graph in each.
+
+        Raises:
+            AgenttrainError: the graph can't be opened there.
+        """
+        self._nodes = _nodes()
+        opened = [self._started() for _ in range(self._n_workers)]
+        ray.get([worker.actor.open.remote(self._host) for worker in opened])
+        for worker in opened:
+            self._watch(worker)
+
+    def _started(self) -> _Worker:
+        number = next(self._numbers)
+        strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+            node_id=self._nodes[number % len(self._nodes)], soft=True
+        )
+        actor = self.agent_loop_workers_class.options(scheduling_strategy=strategy).remote(
+            self.config, self.llm_client, None, []
+        )
+        worker = _Worker(number, actor)
+        with self._lock:
+            self._workers[number] = worker
+        return worker
+
+    def _watch(self, worker: _Worker) -> None:
+        worker.pump = threading.Thread(target=self._pump, args=(worker,), name="agenttrain-results", daemon=True)
+        worker.pump.start()
+
+    def close(self) -> None:
+        """End the workers; what they had under way is lost. Safe to call twice."""
+        with self._lock:
+            if self._books.is_closed:
+                return
+            self._books.is_closed = True
+            workers = list(self._workers.values())
+            self._lock.notify_all()
+        for worker in workers:
+            try:
+                ray.get(worker.actor.close.remote(), timeout=STOP_S)
+            except Exception:
+                pass  # it has died, or hangs in a graph: it is ended either way
+            ray.kill(worker.actor)
+        for worker in workers:
+            if worker.pump is not None:
+                worker.pump.join(timeout=STOP_S)
+
+    # ── asking ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def generate_sequences(self, prompts: TensorDict) -> None:
+        """Hand groups to the workers without waiting; each row holds the requests of one."""
+        for at in range(len(prompts)):
+            row = prompts[at : at + 1]
+            uid, requests = str(row["uid"][0]), list(_cell(row, "agenttrain_requests"))
+            kept: Mapping[int, RolloutResult] = _cell(row, "agenttrain_kept") or {}
+            worker = self._idlest()
+            with self._lock:
+                places = [
+                    Place(request=request, worker=worker.number, uid=uid, session=n, result=kept.get(n))
+                    for n, request in enumerate(requests)
+                ]
+                self._books.groups[uid] = Group(row=row, places=places)
+                self._books.places |= {place_of(p.request): p for p in places if p.result is None}
+                self._books.heard_at = time.monotonic()
+            self._asked(worker, "generate_sequences", row)
+
+    def evaluate(self, requests: Sequence[RolloutRequest]) -> list[RolloutResult]:
+        """Make rollouts that are not trained on; waits for all.
+
+        Raises:
+            KeyboardInterrupt: the run is to end; the rollouts under way are cut off.
+            AgenttrainError: what ended the run.
+        """
+        shares: dict[int, list[RolloutRequest]] = {}
+        places = []
+        for request in requests:
+            worker = self._idlest()
+            place = Place(request=request, worker=worker.number)
+            with self._lock:
+                self._books.places[place_of(request)] = place
+                self._books.heard_at = time.monotonic()
+            shares.setdefault(worker.number, []).append(request)
+            places.append(place)
+        for number, share in shares.items():
+            self._asked(self._workers[number], "evaluate", share)
+        self._wait_for(places)
+        return [place.result for place in places if place.result is not None]
+
+    def take_group(self, uid: str) -> list[RolloutResult]:
+        """The results of a group that is done with, by session."""
+        with self._lock:
+            return self._books.groups.pop(uid).results
+
+    def check(self) -> None:
+        """Ask often while rollouts are made.
+
+        Raises:
+            KeyboardInterrupt: the run is to end; the rollouts under way are cut off.
+            AgenttrainError: what ended the run, in a worker or in what watches them.
+        """
+        try:
+            self._elsewhere.check_stop()
+        except KeyboardInterrupt:
+            self.cut_off()
+            raise
+        with self._lock:
+            silent_s = time.monotonic() - self._books.heard_at
+            trouble, n_open = self._books.trouble, len(self._books.places)
+        if trouble is not None:
+            raise trouble
+        if n_open and silent_s > self._silence_s:
+            raise TrainerError(
+                f"{n_open} rollouts are under way, and nothing came back for {silent_s:.0f} s (verl.silence_s is "
+                f"{self._silence_s:g}). See the workers' logs, or raise verl.silence_s where rollouts take that long."
+            )
+
+    def cut_off(self) -> None:
+        """End the rollouts under way as aborted, and wait a moment for their records."""
+        with self._lock:
+            actors = [worker.actor for worker in self._workers.values() if not worker.is_dead]
+        for actor in actors:
+            actor.stop.remote()
+        deadline = time.monotonic() + STOP_S
+        with self._lock:
+            while self._books.places and self._books.trouble is None and time.monotonic() < deadline:
+                self._lock.wait(timeout=0.2)
+            left = [place.request for place in self._books.places.values()]
+            self._books.places.clear()
+            self._books.groups.clear()
+        if left:
+            self._elsewhere.lost(left)
+
+    def go_on(self) -> None:
+        """Take rollouts again after `cut_off`."""
+        with self._lock:
+            actors = [worker.actor for worker in self._workers.values() if not worker.is_dead]
+        ray.get([actor.go_on.remote() for actor in actors])
+
+    def _idlest(self) -> _Worker:
+        with self._lock:
+            alive = [worker for worker in self._workers.values() if not worker.is_dead]
+            busy = [place.worker for place in self._books.places.values()]
+            if not alive:
+                raise self._books.trouble or TrainerError("No rollout worker is alive.")
+            return min(alive, key=lambda worker: busy.count(worker.number))
+
+    def _asked(self, worker: _Worker, method: str, what: Any) -> None:
+        """A worker that dies of it is noticed by who watches it."""
+        getattr(worker.actor, method).remote(what)
+
+    def _wait_for(self, places: Sequence[Place]) -> None:
+        while True:
+            self.check()
+            with self._lock:
+                if all(place.result is not None for place in places):
+                    return
+                self._lock.wait(timeout=0.25)
+
+    # ── on a thread for each worker ──────────────────────────────────────────────────────────────────────────────
+
+    def _pump(self, worker: _Worker) -> None:
+        while True:
+            try:
+                arrived: list[Shipped] = ray.get(worker.actor.take.remote(TAKE_S))
+                for shipped in arrived:
+                    self._arrived(shipped)
+            except ray.exceptions.RayActorError as error:
+                if not self._books.is_closed:
+                    self._replaced(worker, error)
+                return
+            except BaseException as error:
+                self._give_up(error)
+                return
+            if self._books.is_closed:
+                return
+
+    def _replaced(self, dead: _Worker, why: BaseException) -> None:
+        try:
+            self._replace(dead, why)
+        except BaseException as error:
+            self._give_up(error)
+
+    def _give_up(self, error: BaseException) -> None:
+        with self._lock:
+            self._books.trouble = self._books.trouble or error
+            self._lock.notify_all()
+
+    def _arrived(self, shipped: Shipped) -> None:
+        if shipped.error is not None:
+            self._give_up(shipped.error)
+        result = shipped.result
+        if result is None:
+            return
+        self._elsewhere.rolled_out(result, is_stored=shipped.is_stored)
+        with self._lock:
+            self._books.heard_at = time.monotonic()
+            place = self._books.places.get(place_of(result.request))
+            if place is None:
+                return
+            again = following(result.request, result.rollout.status)
+            if again is not None:
+                place.request = again
+                return
+            place.result = result
+            del self._books.places[place_of(result.request)]
+            self._lock.notify_all()
+
+    def _replace(self, dead: _Worker, error: BaseException) -> None:
+        """Tell what a dead worker had under way as aborted, and have it made again by a new one."""
+        with self._lock:
+            dead.is_dead = True
+            self._books.restarts += 1
+            if self._books.restarts > self._restarts:
+                raise TrainerError(
+                    f"A rollout worker died ({_first_line(error)}), and {self._restarts} were replaced already "
+                    "(verl.worker_restarts). Look for what ends them in the logs: often memory."
+                ) from error
+            lost = [place for place in self._books.places.values() if place.worker == dead.number]
+        told = self._elsewhere.lost([place.request for place in lost])
+        with self._lock:
+            self._news.append(f"a rollout worker died ({_first_line(error)}): {len(lost)} rollouts are made again")
+        worker = self._started()
+        ray.get(worker.actor.open.remote(self._host))
+        with self._lock:
+            for place, result in zip(lost, told, strict=True):
+                place.request = following(place.request, result.rollout.status) or place.request
+                place.worker = worker.number
+            groups = [self._books.groups[uid] for uid in dict.fromkeys(place.uid for place in lost) if uid is not None]
+            groups += self._unwritten(dead.number)
+        self._watch(worker)
+        again = [place.request for place in lost if place.uid is None]
+        if again:
+            self._asked(worker, "evaluate", again)
+        for group in groups:
+            self._asked(worker, "generate_sequences", self._row_again(group, worker))
+
+    def _unwritten(self, number: int) -> Iterable[Group]:
+        """Groups whose results are all there, and whose end the dead worker may not have told veRL."""
+        return [
+            group
+            for group in self._books.groups.values()
+            if all(place.result is not None for place in group.places)
+            and any(place.worker == number for place in group.places)
+        ]
+
+    def _row_again(self, group: Group, worker: _Worker) -> TensorDict:
+        """The row for a new worker: what is done is handed over again, unless veRL has it."""
+        written = {key.rpartition("_")[0] for key in (tq.kv_list(TRAIN) or {}).get(TRAIN, {}) if "_" in key}
+        row = group.row.clone()
+        requests, kept, done = [], {}, set()
+        for place in group.places:
+            place.worker = worker.number
+            requests.append(place.request)
+            if f"{place.uid}_{place.session}" in written:
+                done.add(place.session)
+            elif place.result is not None:
+                kept[place.session] = place.result
+        for name, value in (("requests", requests), ("kept", kept), ("done", done)):
+            _set_cell(row, f"agenttrain_{name}", value)
+        return row
+
+    def news(self) -> list[str]:
+        """What happened to the workers since this was last asked, in words."""
+        with self._lock:
+            news, self._news = self._news, []
+        return news
+
+
+def _set_cell(row: TensorDict, name: str, value: Any) -> None:
+    """Put one Python object into a batch of one row."""
+    row[name] = NonTensorStack.from_list([NonTensorData(value)])
+
+
+def _cell(row: TensorDict, name: str) -> Any:
+    value = row.get(name)[0]
+    return getattr(value, "data", value)
+
+
+def _nodes() -> list[str]:
+    """Ids of the nodes that can run graphs."""
+    return [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
