@@ -37,6 +37,8 @@ STORE_SHARE_OF_SHM = 0.5
 STORE_SHARE_OF_MEMORY = 0.3
 SPARE_CPUS = 16
 """Places for actors that ask Ray for a CPU while they start; on an own cluster a number and nothing else."""
+ENDS_IN_S = 2.0
+"""For what Ray has told to end."""
 LOG_BYTES = 20 * 2**20
 """Of one process's log, what is kept."""
 
@@ -98,15 +100,25 @@ class Cluster:
         """Leave the cluster, and end all that an own one started. May be called twice."""
         if self._closed:
             return
-        self._closed = True
-        stamps = self._processes()
+        processes = self._processes()
         try:
             ray.shutdown()
         finally:
             if self.folder is not None:
-                left = wait_gone(stamps, 2.0)
-                end({*left, *self._processes()})
+                self._end(processes)
                 self.folder.remove()
+        self._closed = True
+
+    def _end(self, processes: list[Stamp]) -> None:
+        """End what Ray has left; one that was just forked shows only when it has begun its own program."""
+        wait_gone(processes, ENDS_IN_S)
+        for _ in range(2):
+            processes = [*{*processes, *self._processes()}]
+            end(processes)
+            time.sleep(0.1)
+        for pid, _ in processes:
+            with suppress(ChildProcessError):  # not this process's own, or waited for by Ray
+                os.waitpid(pid, os.WNOHANG)
 
     def keep_logs(self) -> Path | None:
         """Copy the logs of the cluster's processes into the run's verl/logs, before `close`.
