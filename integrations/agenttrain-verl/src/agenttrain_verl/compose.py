@@ -23,7 +23,8 @@ from omegaconf.errors import OmegaConfBaseException
 from agenttrain_verl import cpu, overrides
 
 if TYPE_CHECKING:
-    from agenttrain_verl.plan import Plan
+    from agenttrain_verl.needs import storage_units
+from agenttrain_verl.plan import Plan
 
 LOOP = "agenttrain"
 """Name of our agent loop, and of our replica."""
@@ -323,7 +324,7 @@ def _services(plan: Plan, run_dir: Path) -> Keys:
     return {
         "reward.num_workers": 0,
         "transfer_queue.enable": True,
-        f"{storage}.num_data_storage_units": 1 if plan.settings.nodes == 1 else 2 * plan.settings.nodes,
+        f"{storage}.num_data_storage_units": storage_units(plan),
         f"{storage}.total_storage_size": None,  # a rollout may have any number of rows; each step's are cleared
     }
 

@@ -17,8 +17,8 @@ CPUS_PER_RANK = 3
 """Of a bundle of the trainer's pool (veRL 0.9.1: single_controller/ray/base.py, ResourcePoolManager)."""
 CPUS_PER_APART = 2
 """Of a bundle of a replica beside the trainer (veRL 0.9.1: workers/rollout/replica.py, init_standalone)."""
-CPUS_OF_QUEUE = 9
-"""The transfer queue's controller and its storage units, one CPU each (veRL 0.9.1: config/transfer_queue)."""
+CPUS_PER_UNIT = 1
+"""Of the transfer queue's controller, and of each of its storage units (TransferQueue 0.1.11)."""
 CPUS_TO_START = 1
 """An actor that asks for nothing needs one free CPU while it starts, and none afterwards."""
 
@@ -92,6 +92,11 @@ class Needs:
         return None
 
 
+def storage_units(plan: Plan) -> int:
+    """Processes that hold the rows of a step on their way to the trainer."""
+    return 1 if plan.settings.nodes == 1 else 2 * plan.settings.nodes
+
+
 def needs_of(plan: Plan) -> Needs:
     """What veRL will ask Ray for."""
     settings, per_node, span = plan.settings, plan.ranks_per_node, plan.settings.tensor_parallel
@@ -99,7 +104,8 @@ def needs_of(plan: Plan) -> Needs:
     blocks = [ranks] * settings.nodes
     if settings.mode == "separate_async":
         blocks += [Block(what="a replica", gpus=span, cpus=CPUS_PER_APART * span)] * plan.n_replicas
-    return Needs(blocks=tuple(blocks), loose_cpus=CPUS_OF_QUEUE + CPUS_TO_START)
+    queue = CPUS_PER_UNIT * (1 + storage_units(plan))
+    return Needs(blocks=tuple(blocks), loose_cpus=queue + CPUS_TO_START)
 
 
 def check(needs: Needs, nodes: Sequence[NodeFree], *, address: str) -> None:

@@ -26,7 +26,7 @@ def plan(**verl: object) -> Plan:
 def test_ranks_stand_together_on_each_node() -> None:
     needs = needs_of(plan(nodes=2, ranks_per_node=2, device="cpu"))
     assert [(block.gpus, block.cpus) for block in needs.blocks] == [(2, 6), (2, 6)]
-    assert (needs.gpus, needs.loose_cpus) == (4, 10)
+    assert (needs.gpus, needs.loose_cpus) == (4, 6)
 
 
 def test_blocks_find_places_where_least_is_left() -> None:

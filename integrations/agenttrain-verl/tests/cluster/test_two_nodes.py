@@ -23,6 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from agenttrain_verl.cluster import Cluster, set_variables
 from agenttrain_verl.plan import Plan, plan_of
+from agenttrain_verl.ray_folder import RayFolder
 from agenttrain_verl.shipping import resolved, runtime_env
 
 pytestmark = pytest.mark.long
@@ -36,10 +37,15 @@ def two_nodes() -> Iterator[Any]:
     from ray.cluster_utils import Cluster as Nodes
 
     set_variables(own=True)
-    nodes = Nodes(initialize_head=True, head_node_args={"num_cpus": 16, "num_gpus": 1, "object_store_memory": 10**8})
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # no process of a node finds this module
+    folder = RayFolder.make()
+    head = {"num_cpus": 16, "num_gpus": 1, "object_store_memory": 10**8, "temp_dir": str(folder.path)}
+    nodes = Nodes(initialize_head=True, head_node_args=head)
     nodes.add_node(num_cpus=4, num_gpus=1, object_store_memory=10**8)
     yield nodes
     nodes.shutdown()
+    folder.remove()
+    ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 def config() -> Config:
