@@ -21,10 +21,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from agenttrain_verl import cpu, overrides
+from agenttrain_verl.needs import storage_units
 
 if TYPE_CHECKING:
-    from agenttrain_verl.needs import storage_units
-from agenttrain_verl.plan import Plan
+    from agenttrain_verl.plan import Plan
 
 LOOP = "agenttrain"
 """Name of our agent loop, and of our replica."""

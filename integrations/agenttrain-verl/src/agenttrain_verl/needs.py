@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from agenttrain.errors import TrainerError
 
-from agenttrain_verl.plan import Plan
+if TYPE_CHECKING:
+    from agenttrain_verl.plan import Plan
 
 CPUS_PER_RANK = 3
 """Of a bundle of the trainer's pool (veRL 0.9.1: single_controller/ray/base.py, ResourcePoolManager)."""
