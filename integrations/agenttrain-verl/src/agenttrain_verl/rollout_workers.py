@@ -199,9 +199,17 @@ class RolloutWorkers(AgentLoopManagerTQ):  # type: ignore[misc]
         return [place.result for place in places if place.result is not None]
 
     def take_group(self, uid: str) -> list[RolloutResult]:
-        """The results of a group that is done with, by session."""
+        """The results of a group that veRL has the rows of, by session; waits for those that are still on their way.
+
+        Raises:
+            KeyboardInterrupt, AgenttrainError: as `check`.
+        """
         with self._lock:
-            return self._books.groups.pop(uid).results
+            group = self._books.groups[uid]
+        self._wait_for(group.places)
+        with self._lock:
+            del self._books.groups[uid]
+        return group.results
 
     def check(self) -> None:
         """Ask often while rollouts are made.
