@@ -280,7 +280,6 @@ class Stepwise:
     def end(self) -> None:
         """After the last step: what the asynchronous modes have under way beyond it is cut off, and told."""
         self.workers.cut_off()
-        self.workers.go_on()
         left = (tq.kv_list(TRAIN) or {}).get(TRAIN, {})
         if left:
             tq.kv_clear(keys=list(left), partition_id=TRAIN)

@@ -180,16 +180,13 @@ class Host:
             self._stopping.clear()
             self._begins.set()
 
-    async def go_on(self) -> None:
-        """Take rollouts again after `stop`."""
-        self._stopping.clear()
-
     # ── any thread ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def fail(self, error: BaseException) -> None:
-        """Ship what ends the run; nothing new begins."""
-        self._ended.set()
-        self._outbox.put(Shipped(error=portable(error)))
+        """Ship what ends the run, the first time; nothing new begins."""
+        if not self._ended.is_set():
+            self._ended.set()
+            self._outbox.put(Shipped(error=portable(error)))
 
     def close(self) -> None:
         """Cut off what is under way, write and export what is left, free the graph; blocks. Safe to call twice."""

@@ -56,10 +56,6 @@ class RolloutWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type:
         """Cut off what is under way; returns when it has ended as aborted, and `take` may tell it."""
         await host_of_process().stop()
 
-    async def go_on(self) -> None:
-        """Take rollouts again after `stop`."""
-        await host_of_process().go_on()
-
     async def close(self) -> None:
         """Write and export what is left, and free the graph; the actor may be ended then."""
         await asyncio.to_thread(host_of_process().close)

@@ -30,6 +30,8 @@ TAKE_S = 5.0
 """How long a worker holds an empty answer back."""
 STOP_S = 15.0
 """How long rollouts that are cut off may take to come home."""
+SETTLED_S = 0.5
+"""After so long without a result none is on its way."""
 TRAIN = "train"
 """veRL's partition of training rows."""
 
@@ -235,26 +237,19 @@ class RolloutWorkers(AgentLoopManagerTQ):  # type: ignore[misc]
             )
 
     def cut_off(self) -> None:
-        """End the rollouts under way as aborted, and wait a moment for their records."""
+        """End the rollouts under way as aborted, and take their records; what had not begun is forgotten."""
         with self._lock:
             actors = [worker.actor for worker in self._workers.values() if not worker.is_dead]
-        for actor in actors:
-            actor.stop.remote()
-        deadline = time.monotonic() + STOP_S
+        try:
+            ray.get([actor.stop.remote() for actor in actors], timeout=STOP_S)
+        except ray.exceptions.RayError:
+            pass  # a worker that died, or a graph that does not return: what they had is told when the run goes on
         with self._lock:
-            while self._books.places and self._books.trouble is None and time.monotonic() < deadline:
-                self._lock.wait(timeout=0.2)
-            left = [place.request for place in self._books.places.values()]
+            self._books.heard_at = time.monotonic()
+            while time.monotonic() - self._books.heard_at < SETTLED_S and self._books.trouble is None:
+                self._lock.wait(timeout=SETTLED_S)
             self._books.places.clear()
             self._books.groups.clear()
-        if left:
-            self._elsewhere.lost(left)
-
-    def go_on(self) -> None:
-        """Take rollouts again after `cut_off`."""
-        with self._lock:
-            actors = [worker.actor for worker in self._workers.values() if not worker.is_dead]
-        ray.get([actor.go_on.remote() for actor in actors])
 
     def _idlest(self) -> _Worker:
         with self._lock:
