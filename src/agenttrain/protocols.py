@@ -359,7 +359,10 @@ class Trainer(Protocol):
     """Numbers that may change: all of the policy's, or those of what is trained beside it."""
     adapter: Mapping[str, Any] | None
     """Settings of what is trained beside a frozen policy, shown by the report. None: the policy's own weights are."""
-    weight_version: int
+
+    @property
+    def weight_version(self) -> int:
+        """Of the weights that the engines serve."""
 
     def evaluate(self, requests: Sequence[RolloutRequest], on_done: OnDone | None = None) -> list[RolloutResult]:
         """Roll out on the engines that serve training, at the weights of now."""
