@@ -104,7 +104,7 @@ class TurnClient(LLMServerClient):  # type: ignore[misc]
             if release is not None:  # veRL's own servers have none
                 await release.remote(request_id)
         except Exception as error:
-            raise own_error(error, where=server_id) from error
+            raise own_error(error, where=f"the replica {server_id}") from error
         finally:
             self._release_server(server_id, request_id=request_id)
 
@@ -134,7 +134,7 @@ class TurnClient(LLMServerClient):  # type: ignore[misc]
         except Exception as error:
             if NO_SERVER in str(error):
                 return None
-            raise own_error(error, where=f"the server of {request_id}") from error
+            raise own_error(error, where=f"the replica that answers {request_id}") from error
 
     async def _server_of(self, request_id: str) -> tuple[str, Any]:
         try:
