@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from agenttrain.config import Config
 from agenttrain.local.policy import load_model
 from agenttrain.records import (
     CallSite,
@@ -125,9 +124,7 @@ def _with_logprobs(
         yield replace(draft, trajectories=tuple(trajectories), samples=samples)
 
 
-def real(
-    graph: Path, folder: Path, *, n_tasks: int, n_siblings: int, flags: dict[str, Any]
-) -> tuple[Config, list[RolloutResult]]:
+def real(graph: Path, folder: Path, *, n_tasks: int, n_siblings: int, flags: dict[str, Any]) -> list[RolloutResult]:
     """Rollouts of a graph's first training step, by the local engine."""
     from agenttrain.capture.store import SqliteStore
     from agenttrain.pool import RolloutPool
@@ -162,4 +159,4 @@ def real(
     finally:
         engine.close()
         store.close()
-    return job.config, results
+    return results

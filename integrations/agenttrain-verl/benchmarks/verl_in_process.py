@@ -5,6 +5,8 @@ engine and optimizer. Two things are not veRL's: the queue is a dictionary, and 
 the worker. Import it before verl: it sets what veRL reads from the environment.
 """
 
+# ruff: noqa: E402
+
 from __future__ import annotations
 
 import os
@@ -149,6 +151,8 @@ class InProcess(Counted, PPOTrainerSync):
         self.tokenizer = SimpleNamespace(eos_token_id=0)
         self.global_steps = 1
         self.actor_rollout_wg = Workers(self.config, self.queue, role="actor")
+        if self.use_reference_policy:
+            self.ref_policy_wg = Workers(self.config, self.queue, role="ref")
 
     def train(self, results: Sequence[RolloutResult], *, step: int) -> Mapping[str, Any]:
         """One step on rollouts that teach; gives veRL's metrics."""

@@ -67,6 +67,20 @@ def calls_of(deals: Sequence[Deal], rows: Sequence[Row], algorithm: VerlAlgorith
     return calls
 
 
+def n_calls(algorithm: VerlAlgorithm, *, minibatches: int, epochs: int) -> int:
+    """Calls of veRL's update in a whole step: how often veRL's schedule of the learning rate goes on in it.
+
+    veRL takes one step of the schedule with the last update of each call (workers/engine_workers.py, train_mini_batch,
+    at 0.9.1). A step with fewer rollouts than mini-batches, and one with uneven mini-batches of "dr_grpo" with a
+    distance in its loss, takes another number.
+
+    Example: gspo, two mini-batches, two epochs: 4; grpo: 2, and with one mini-batch 1.
+    """
+    if algorithm.reanchors:
+        return minibatches * epochs
+    return epochs if minibatches > 1 else 1
+
+
 def _call(updates: tuple[Update, ...], tokens: Mapping[str, int], algorithm: VerlAlgorithm, *, epochs: int) -> Call:
     n_rollouts = max(len(update.rollout_ids) for update in updates)
     factors: dict[str, float] = {}

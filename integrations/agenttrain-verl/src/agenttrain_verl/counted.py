@@ -32,7 +32,7 @@ from agenttrain_verl.calls import Call, anchored, calls_of, sequence_weights
 from agenttrain_verl.credit import GroupAdvantages, Known, deviation_factors, known
 from agenttrain_verl.dealing import Deal, deal, in_order, seed_of
 from agenttrain_verl.rows import Row, rows_of, unbound
-from agenttrain_verl.step_figures import OWN, gap_figures, merged
+from agenttrain_verl.step_figures import OWN, gap_figures, measured_figures, merged
 
 if TYPE_CHECKING:
     from agenttrain_verl.plan import Plan
@@ -165,6 +165,7 @@ class Counted(PPOTrainer):  # type: ignore[misc, unused-ignore]
         (recorded,) = self._columns(keys, "old_log_probs" if self._corrects else "rollout_log_probs")
         (own,) = self._columns(keys, "old_log_probs")
         self._put(keys, "old_log_probs", recorded)
+        metrics.update(self._measured_figures(keys))
         outputs = []
         for n, call in enumerate(calls):
             if self.plan.algorithm.reanchors:
@@ -177,6 +178,15 @@ class Counted(PPOTrainer):  # type: ignore[misc, unused-ignore]
         metrics.update(_reduced(outputs, "actor"))
         metrics[f"{OWN}updates"] = sum(call.n_updates for call in calls)
         return batch
+
+    def _measured_figures(self, keys: Sequence[str]) -> dict[str, float]:
+        wanted = {"old": "old_log_probs"}
+        wanted |= {"reference": "ref_log_prob"} if self.use_reference_policy else {}
+        wanted |= {"importance": "rollout_is_weights"} if self._corrects else {}
+        wanted |= {"values": "values", "returns": "returns"} if self.use_critic else {}
+        masks, *columns = self._columns(keys, "response_mask", *wanted.values())
+        cap = self.plan.config.trainer.importance_cap
+        return measured_figures(masks, cap=cap or math.inf, **dict(zip(wanted, columns, strict=True)))
 
     def _one_call(self, call: Call, batch: KVBatchMeta) -> Mapping[str, Any]:
         actor = self.config.actor_rollout_ref.actor
@@ -220,7 +230,7 @@ class Counted(PPOTrainer):  # type: ignore[misc, unused-ignore]
         row_by_key = self.dealt.row_by_key
         keys = [key for key in self.dealt.keys_at(call.places) if key in row_by_key]
         if own is None:
-            now = self._measured(self._part(call, batch), keys)
+            now = self._logprobs_now(self._part(call, batch), keys)
         else:
             own_by_key = dict(zip((row.key for row in self.dealt.rows), own, strict=True))
             now = [own_by_key[key] for key in keys]
@@ -228,7 +238,7 @@ class Counted(PPOTrainer):  # type: ignore[misc, unused-ignore]
         ids = [row_by_key[key].rollout_id for key in keys]
         self._put(keys, "old_log_probs", anchored(now, [recorded[key] for key in keys], masks, ids))
 
-    def _measured(self, part: KVBatchMeta, keys: Sequence[str]) -> Sequence[torch.Tensor]:
+    def _logprobs_now(self, part: KVBatchMeta, keys: Sequence[str]) -> Sequence[torch.Tensor]:
         """Log probabilities of the responses at the weights of now."""
         part.extra_info.update(calculate_entropy=False, compute_loss=False)
         self.actor_rollout_wg.compute_log_prob(part)

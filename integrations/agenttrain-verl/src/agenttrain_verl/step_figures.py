@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from agenttrain.trainer.loss import k3
 
 from agenttrain_verl.rows import Row
 
@@ -64,6 +65,52 @@ def gap_figures(
         f"{OWN}logprob_gap_max": max(gaps, default=0.0),
         f"{OWN}nll": -math.fsum(likely) / max(1, len(likely)),
     }
+
+
+def measured_figures(
+    masks: Sequence[torch.Tensor],
+    *,
+    old: Sequence[torch.Tensor],
+    reference: Sequence[torch.Tensor] | None = None,
+    importance: Sequence[torch.Tensor] | None = None,
+    cap: float = math.inf,
+    values: Sequence[torch.Tensor] | None = None,
+    returns: Sequence[torch.Tensor] | None = None,
+) -> dict[str, float]:
+    """What stays fixed through a step's updates, over its trained tokens, as the local trainer tells it.
+
+    Args:
+        masks: [rows][T]; all others are of the same shape. None: not measured.
+        old: log probabilities that ratios are taken against.
+        reference: the policy's at the run's start.
+        importance: weights that correct for the engine, of which none is above `cap`.
+        values: what the critic expected.
+        returns: what it is held to.
+
+    Returns:
+        kl_mean, importance_mean, importance_capped, value_mean and value_explained, without those not measured.
+
+    Source: `agenttrain.local.measured.measured_metrics`.
+    """
+
+    def trained(rows: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.cat([row[mask.bool()] for row, mask in zip(rows, masks, strict=True)]).double()
+
+    found: dict[str, float] = {}
+    if reference is not None:
+        found["kl_mean"] = float(k3(trained(old), trained(reference)).mean())
+    if importance is not None:
+        weights = trained(importance)
+        found |= {
+            "importance_mean": float(weights.mean()),
+            "importance_capped": float((weights >= cap).double().mean()),
+        }
+    if values is not None and returns is not None:
+        expected, held_to = trained(values), trained(returns)
+        spread = float(held_to.var(correction=0))
+        error = float((held_to - expected).var(correction=0))
+        found |= {"value_mean": float(expected.mean()), "value_explained": 1.0 - error / spread if spread else 0.0}
+    return {OWN + name: number for name, number in found.items()}
 
 
 def merged(outputs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import torch
 from agenttrain.config import resolve
 
 from agenttrain_verl.algorithms import VerlAlgorithm, of
-from agenttrain_verl.calls import anchored, calls_of, sequence_weights
+from agenttrain_verl.calls import anchored, calls_of, n_calls, sequence_weights
 from agenttrain_verl.dealing import deal, seed_of
 from agenttrain_verl.rows import Row
 
@@ -84,6 +84,16 @@ def test_a_distance_in_the_loss_takes_a_call_for_each_uneven_update() -> None:
 def test_ratios_of_rollouts_are_anchored_anew_before_each_update() -> None:
     """Two mini-batches, two epochs: four calls."""
     assert [call.n_updates for call in calls("gspo", MADE, minibatches=2, epochs=2)] == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "gspo"])
+@pytest.mark.parametrize("minibatches", [1, 2, 3])
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_the_schedule_is_told_how_many_calls_there_will_be(name: str, minibatches: int, epochs: int) -> None:
+    """Wherever there are at least as many rollouts as mini-batches."""
+    made = calls(name, MADE, minibatches=minibatches, epochs=epochs)
+    assert len(made) == n_calls(algorithm(name), minibatches=minibatches, epochs=epochs)
+    assert sum(call.n_updates for call in made) == minibatches * epochs
 
 
 def test_an_anchor_is_the_rollouts_mean_away() -> None:

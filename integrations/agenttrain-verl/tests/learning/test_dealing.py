@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from agenttrain.records import RolloutRequest, RolloutResult, Task
 from agenttrain.records import Rollout as Ended
+from agenttrain.records import RolloutRequest, RolloutResult, Task
 from agenttrain.trainer.batches import Lesson, minibatches
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,7 +33,7 @@ def rows_of_counts(counts: list[int]) -> list[Row]:
 
 
 def as_verl_cuts(made: Deal, n_ranks: int) -> list[list[list[int]]]:
-    """[updates][ranks] what reaches each, by veRL's own cuts: chunks for ranks, and slices of those for mini-batches."""
+    """[updates][ranks] what reaches each by veRL's cuts: chunks for ranks, and slices of those for mini-batches."""
     share = len(made.order) // n_ranks
     width = made.updates[0].n_rows // n_ranks
     chunks = [made.order[rank * share : (rank + 1) * share] for rank in range(n_ranks)]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from agenttrain_verl.rows import Row
-from agenttrain_verl.step_figures import gap_figures, merged, step_metrics
+from agenttrain_verl.step_figures import gap_figures, measured_figures, merged, step_metrics
 
 
 def row(name: str, version: int) -> Row:
@@ -63,4 +63,25 @@ def test_metrics_of_calls_stand_in_a_line() -> None:
         "loss": [1.0, 2.0, 4.0],
         "lr": [3.0],
         "mfu": [0.5],
+    }
+
+
+def test_what_is_fixed_through_a_step_is_told_of_trained_tokens() -> None:
+    """One masked token that would change every figure."""
+    told = torch.tensor([0.5, 2.0, 7.0])
+    found = measured_figures(
+        [torch.tensor([1, 1, 0])],
+        old=[torch.tensor([0.5, 0.5, 0.0]).log()],
+        reference=[torch.tensor([0.25, 0.5, 1.0]).log()],
+        importance=[told],
+        cap=2.0,
+        values=[torch.tensor([0.0, 1.0, 9.0])],
+        returns=[torch.tensor([1.0, 3.0, 0.0])],
+    )
+    assert found == {
+        "agenttrain/kl_mean": pytest.approx(0.1931 / 2, abs=1e-4),
+        "agenttrain/importance_mean": 1.25,
+        "agenttrain/importance_capped": 0.5,
+        "agenttrain/value_mean": 0.5,
+        "agenttrain/value_explained": 0.75,
     }
