@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/environment.sh
-make_environment .venv-test "[dev]" agenttrain-sglang
+make_environment .venv-test "[dev]" agenttrain-sglang "agenttrain-verl[verl,sglang]"
 set -x
 ruff format --check .
 ruff check .
@@ -19,3 +19,9 @@ ruff check .
 mypy
 python -m pytest
 python -m pytest -m sglang
+cd ../agenttrain-verl
+ruff format --check .
+ruff check .
+mypy
+python -m pytest
+python -m pytest -m verl

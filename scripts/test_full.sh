@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # What takes longer than scripts/test.sh, before a release: whole runs over several seeds, the control, killed
-# runs, and what speed is held against.
-# Usage: scripts/test_full.sh [seeds|control|kills|benchmarks]; without a part, all of them (about 40 minutes on 2 cores).
+# runs, what speed is held against, and the longer runs of veRL beside its own tests.
+# Usage: scripts/test_full.sh [seeds|control|kills|benchmarks|verl]; without a part, all of them, one after the other.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/environment.sh
-make_environment .venv-test "[dev]" agenttrain-sglang
+make_environment .venv-test "[dev]" agenttrain-sglang "agenttrain-verl[verl,sglang]"
 part=${1:-all}
-case "$part" in seeds | control | kills | benchmarks | all) ;; *)
-  echo "There is no part '$part'. Parts: seeds, control, kills, benchmarks." >&2
+case "$part" in seeds | control | kills | benchmarks | verl | all) ;; *)
+  echo "There is no part '$part'. Parts: seeds, control, kills, benchmarks, verl." >&2
   exit 2
   ;;
 esac
@@ -21,4 +21,8 @@ if wants benchmarks; then
   python benchmarks/capture.py
   python benchmarks/telemetry.py
   python benchmarks/fit_profile.py
+fi
+if wants verl; then
+  agenttrain sglang setup --device cpu
+  (cd integrations/agenttrain-verl && python -m pytest -m long)
 fi
