@@ -33,6 +33,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.debug import marked_timer
 from verl.utils.tracking import Tracking
 
+from agenttrain_verl.calls import n_calls
 from agenttrain_verl.counted import Counted
 from agenttrain_verl.plan import Plan
 from agenttrain_verl.rollout_workers import TRAIN, RolloutWorkers
@@ -123,10 +124,12 @@ class Stepwise:
         self.train_dataloader = TaskStream(self.tasks, batch=n, seed=self.plan.config.seed)
         self.steps_per_epoch = max(1, len(self.tasks) // n)
         self.total_training_steps = self.config.trainer.total_training_steps
-        n_updates = self.total_training_steps * self.parameter_sync_step  # type: ignore[attr-defined]
+        settings = self.plan.config.trainer
+        each = n_calls(self.plan.algorithm, minibatches=settings.minibatches, epochs=settings.epochs)
         with open_dict(self.config):
-            self.config.actor_rollout_ref.actor.optim.total_training_steps = n_updates
-            self.config.critic.optim.total_training_steps = n_updates
+            for table in (self.config.actor_rollout_ref.actor.optim, self.config.critic.optim):
+                table.total_training_steps = self.total_training_steps * each
+                table.lr_warmup_steps = table.lr_warmup_steps * each
             if self.trainer_mode != "sync":  # type: ignore[attr-defined]
                 self.config.data.gen_batch_size = 1
 
