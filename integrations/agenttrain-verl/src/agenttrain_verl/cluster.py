@@ -12,6 +12,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -30,6 +31,8 @@ from agenttrain_verl.plan import Plan
 from agenttrain_verl.ray_folder import RayFolder, Stamp, end, stamp, wait_gone
 from agenttrain_verl.worker_logs import worker_trouble as worker_trouble
 
+REACHED_IN_S = 10.0
+"""For a connection to a cluster that is to be joined."""
 PATIENCE_S = 120.0
 """How long a joined cluster may take until its nodes are there."""
 LEAST_STORE_BYTES = 100 * 2**20
@@ -79,6 +82,7 @@ class Cluster:
         """
         address = plan.settings.address
         refuse_address(address)
+        refuse_silent(address)
         set_variables(own=address is None)
         cluster = cls(run_dir=run_dir, address=address, folder=None if address else RayFolder.make())
         try:
@@ -237,6 +241,22 @@ def refuse_address(address: str | None) -> None:
             f"verl.address is {address!r}, and veRL's driver must be on a node of the cluster, which ray:// is not. "
             'Run agenttrain there (ray job submit, or a RayJob), with verl.address = "auto" or "host:6379".'
         )
+
+
+def refuse_silent(address: str | None) -> None:
+    """Raises:
+    TrainerError: nothing listens at an address; Ray would try for minutes.
+    """
+    host, colon, port = (address or "").rpartition(":")
+    if not colon or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=REACHED_IN_S).close()
+    except OSError as error:
+        raise TrainerError(
+            f"Nothing answers at verl.address {address!r} ({error}). Give the address of the cluster's head, with "
+            'the port of its GCS (6379 unless it was changed); on a node of the cluster "auto" finds it.'
+        ) from error
 
 
 def set_variables(*, own: bool) -> None:

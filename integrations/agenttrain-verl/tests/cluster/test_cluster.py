@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,21 +14,22 @@ from pathlib import Path
 
 import psutil
 import pytest
-from agenttrain.errors import ConfigError
+from agenttrain.errors import ConfigError, TrainerError
 
-from agenttrain_verl.cluster import object_store_bytes, refuse_address
+from agenttrain_verl.cluster import object_store_bytes, refuse_address, refuse_silent
 from agenttrain_verl.ray_folder import Stamp, running, stamp, wait_gone
 
 POLICY = Path(__file__).parents[4] / "examples" / "order-desk" / "policy"
 GIB = 2**30
 
 DRIVER = """
-import json, os, signal, sys, threading, time
+import contextlib, json, os, signal, subprocess, sys, time
 from pathlib import Path
 
 from agenttrain.config import resolve
 from agenttrain_verl.cluster import Cluster
 from agenttrain_verl.plan import plan_of
+from agenttrain_sglang.server import LEAD
 from agenttrain_verl.worker_logs import worker_trouble
 import ray
 
@@ -58,6 +60,13 @@ class Worker:
     def variable(self):
         return os.environ["AGENTTRAIN_TEST"]
 
+    def serve(self):
+        # as agenttrain-sglang starts one
+        theirs, self.mine = os.pipe()
+        command = ["/bin/sh", "-c", LEAD, "server", "sleep", "3600"]
+        self.server = subprocess.Popen(command, stdin=theirs, start_new_session=True)
+        os.close(theirs)
+
     def fail(self):
         raise ValueError("no such order")
 
@@ -82,6 +91,13 @@ def test_rays_client_is_refused() -> None:
     refuse_address("auto")
     refuse_address("head:6379")
     refuse_address(None)
+
+
+def test_an_address_where_nothing_runs_is_told_at_once() -> None:
+    with pytest.raises(TrainerError, match=r"Nothing answers at verl\.address '127\.0\.0\.1:1' \(.*refused\)\. Give"):
+        refuse_silent("127.0.0.1:1")
+    refuse_silent("auto")
+    refuse_silent(None)
 
 
 def driver(tmp_path: Path, body: str) -> subprocess.Popen[str]:
@@ -113,13 +129,21 @@ def below(pid: int) -> list[Stamp]:
 
 @pytest.mark.verl
 def test_a_cluster_is_opened_used_and_gone(tmp_path: Path) -> None:
-    """No process, no file and nothing on standard output is left of it, and handlers of signals are as before."""
+    """No process, no file and nothing on standard output is left of it; handlers of signals are as before; a worker that
+    died is told with its last words."""
     process = driver(
         tmp_path,
         """
         before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
         cluster = opened()
         worker = Worker.remote()
+        dying = Worker.remote()
+        pid = ray.get(dying.pid.remote())
+        with contextlib.redirect_stdout(sys.stderr):  # Ray tells there of each worker that died
+            tell(pid=pid, died=trouble(dying.end.remote()))
+            kept = cluster.keep_logs()
+            tell(kept=str(kept), words=[log.name for log in kept.iterdir() if "the last words" in log.read_text()])
+            time.sleep(2.0)
         tell(
             variable=ray.get(worker.variable.remote()),
             node=cluster.node_id == ray.get_runtime_context().get_node_id(),
@@ -138,6 +162,12 @@ def test_a_cluster_is_opened_used_and_gone(tmp_path: Path) -> None:
         """,
     )
     try:
+        facts = told(process)
+        pid = facts["pid"]
+        assert re.fullmatch(rf"Worker \(pid {pid} on [\d.]+\) died; it said last: the last words", str(facts["died"]))
+        logs = told(process)
+        assert logs["kept"] == str(tmp_path / "run" / "verl" / "logs")
+        assert [name.rpartition("-")[2] for name in logs["words"]] == [f"{pid}.err"]  # type: ignore[attr-defined]
         facts = told(process)
         processes = below(process.pid)
         assert told(process) == {"closed": True}
@@ -159,31 +189,6 @@ def test_a_cluster_is_opened_used_and_gone(tmp_path: Path) -> None:
         process.kill()
         out, _ = process.communicate()
     assert out == ""
-
-
-@pytest.mark.verl
-def test_a_worker_that_died_is_told_with_its_last_words(tmp_path: Path) -> None:
-    process = driver(
-        tmp_path,
-        """
-        cluster = opened()
-        try:
-            worker = Worker.remote()
-            pid = ray.get(worker.pid.remote())
-            tell(pid=pid, died=trouble(worker.end.remote()))
-            kept = cluster.keep_logs()
-            tell(kept=str(kept), words=[log.name for log in kept.iterdir() if "the last words" in log.read_text()])
-        finally:
-            cluster.close()
-        """,
-    )
-    facts = told(process)
-    assert str(facts["died"]).startswith(f"Worker (pid {facts['pid']} on ")
-    assert str(facts["died"]).endswith(" died; it said last: the last words")
-    kept = told(process)
-    assert kept["kept"] == str(tmp_path / "run" / "verl" / "logs")
-    assert [name for name in kept["words"] if name.endswith(f"-{facts['pid']}.err")] == kept["words"]  # type: ignore[attr-defined]
-    process.communicate(timeout=60)
 
 
 @pytest.mark.verl
@@ -215,22 +220,28 @@ def test_an_interrupt_while_ray_starts_leaves_nothing(tmp_path: Path) -> None:
         process.communicate()
 
 
-@pytest.mark.verl
+@pytest.mark.long
 def test_what_a_killed_driver_leaves_goes_at_the_next_start(tmp_path: Path) -> None:
+    """Workers and their servers end by themselves; Ray's agents and files may need the next start."""
     process = driver(
         tmp_path,
         """
         cluster = opened()
-        ray.get(Worker.remote().pid.remote())
+        worker = Worker.remote()
+        ray.get(worker.serve.remote())
+        time.sleep(1.0)
         tell(folder=str(cluster.folder.path))
         time.sleep(3600)
         """,
     )
     folder = Path(str(told(process)["folder"]))
     processes = below(process.pid)
+    commands = {each: " ".join(psutil.Process(each[0]).cmdline()) for each in processes}
+    assert sum("sleep 3600" in command for command in commands.values()) >= 2
     process.kill()
     process.communicate()
-    wait_gone(processes, 10.0)
+    left = {commands[each].strip() for each in wait_gone(processes, 15.0)}
+    assert left <= {"ray::DashboardAgent", "ray::RuntimeEnvAgent"}
     assert folder.exists()
     again = driver(tmp_path, "opened().close(); tell(done=True)")
     assert told(again) == {"done": True}
