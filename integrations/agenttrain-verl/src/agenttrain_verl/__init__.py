@@ -12,6 +12,7 @@ rollout_workers  the processes in which graphs run: asked, watched, replaced
 In a rollout worker
 rollout_worker   veRL's agent loop worker that holds a graph            host       graph, store and threads of one process
 agent_loop       veRL's agent loop: one rollout to AgentLoopOutputs     emission   what may be handed to veRL
+outbox           what a worker tells the driver, until it is taken
 verl_engine      protocols.Engine over veRL's servers                   turn_client  veRL's client, with a version for each token
 
 Beside the trainer's ranks
