@@ -53,6 +53,35 @@ def test_what_is_installed_here_fits() -> None:
     assert requirement_findings(here, versions.tested_versions()) == []
 
 
+def distribute(folder: Path, name: str, version: str, *lines: str, entry_points: str = "") -> None:
+    about = folder / f"{name}-{version}.dist-info"
+    about.mkdir()
+    text = "\n".join(["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", *lines])
+    (about / "METADATA").write_text(f"{text}\n", encoding="utf-8")
+    (about / "entry_points.txt").write_text(entry_points, encoding="utf-8")
+
+
+def test_what_the_extra_of_a_plugin_names_is_looked_at_where_it_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what that requires; a plugin of another group has no say."""
+    needs = ('Requires-Dist: odd_engine>=2; extra == "engine"', 'Requires-Dist: absent; extra == "engine"')
+    distribute(tmp_path, "odd_plugin", "1.0", *needs, entry_points="[agenttrain]\nodd = odd\n")
+    distribute(tmp_path, "other_plugin", "1.0", 'Requires-Dist: other_engine; extra == "engine"')
+    distribute(tmp_path, "odd_engine", "2.1", "Requires-Dist: numpy>=99")
+    distribute(tmp_path, "other_engine", "1.0")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    here = installed(["other-plugin"])
+    assert {"odd-plugin", "odd-engine", "other-plugin"} <= here.keys()
+    assert not {"absent", "other-engine"} & here.keys()
+    (finding,) = requirement_findings(here, versions.tested_versions())
+    assert (finding.code, finding.where, finding.accepted) == (
+        "dependency_conflict",
+        "numpy",
+        ">=99, by odd-engine 2.1",
+    )
+
+
 def test_a_conflict_names_who_asks_and_what_to_install() -> None:
     """The tested version where it fulfils the requirement, else the requirement itself."""
     here = found(

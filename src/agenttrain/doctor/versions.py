@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.resources import files
@@ -21,8 +22,11 @@ from packaging.version import InvalidVersion, Version
 from agenttrain.doctor.finding import Finding
 
 OURS = "agenttrain"
-NEAR = ("langgraph-prebuilt", "langgraph-checkpoint", "tokenizers", "huggingface-hub")
-"""Not required by name, and the code here depends on how they behave."""
+NEAR = (
+    *("langgraph-prebuilt", "langgraph-checkpoint", "tokenizers", "huggingface-hub"),
+    *("verl", "ray", "tensordict", "transferqueue"),
+)
+"""Not required by name, or by a plugin's extra only, and the code here depends on how they behave."""
 IMPORTED = ("langgraph.prebuilt", "langgraph.graph", "langchain_core.language_models", "transformers", "renderers")
 """Modules that fail at import when versions don't fit: langgraph 1.0.0 beside a newer langgraph-prebuilt does."""
 
@@ -41,28 +45,28 @@ class Distribution:
 def installed(roots: Iterable[str] = ()) -> dict[str, Distribution]:
     """agenttrain, the distributions of its plugins, and all that these require, as far as it is installed; by name.
 
+    What the extras of a plugin name counts as required where it is installed: a plugin's engine or trainer often is.
+
     Args:
         roots: more distributions to begin with.
     """
-    plugins = (entry.dist.name for entry in metadata.entry_points(group=OURS) if entry.dist is not None)
-    waiting = [canonicalize_name(name) for name in (OURS, *plugins, *roots)]
+    entries = metadata.entry_points(group=OURS)
+    plugins = {canonicalize_name(entry.dist.name) for entry in entries if entry.dist is not None} - {OURS}
+    waiting = [*map(canonicalize_name, (OURS, *roots)), *plugins]
     found: dict[str, Distribution] = {}
     while waiting:
         name = waiting.pop()
         if name in found or (distribution := _distribution(name)) is None:
             continue
         found[name] = distribution
-        waiting += [canonicalize_name(requirement.name) for requirement in requirements(distribution)]
+        wanted = _all_requirements(distribution) if name in plugins else requirements(distribution)
+        waiting += [canonicalize_name(requirement.name) for requirement in wanted]
     return found
 
 
 def requirements(distribution: Distribution) -> Iterator[Requirement]:
     """Those that hold here and belong to no extra."""
-    for text in distribution.requires:
-        try:
-            requirement = Requirement(text)
-        except InvalidRequirement:
-            continue
+    for requirement in _all_requirements(distribution):
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
             yield requirement
 
@@ -144,6 +148,13 @@ def requires_python() -> str:
 def version_table(found: Mapping[str, Distribution]) -> dict[str, Any]:
     """Python and every distribution that was looked at, by name."""
     return {"python": platform.python_version(), **{name: found[name].version for name in sorted(found)}}
+
+
+def _all_requirements(distribution: Distribution) -> Iterator[Requirement]:
+    """Those of every extra and platform too."""
+    for text in distribution.requires:
+        with suppress(InvalidRequirement):
+            yield Requirement(text)
 
 
 def _distribution(name: str) -> Distribution | None:
