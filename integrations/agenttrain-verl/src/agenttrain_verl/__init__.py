@@ -5,6 +5,8 @@ plugin        registers the trainer "verl"; imports nothing heavy       settings
 versions      which veRL is spoken to                                   plan       a run's configuration to what the cluster will be
 algorithms    our algorithms in veRL's keys                             compose    a Plan to veRL's configuration
 cluster       Ray: started here, or joined                              shipping   graph, tasks and policy to the nodes
+needs         what a plan asks of Ray, against what nodes have          node_check whether they have the same installed
+ray_folder    an own cluster's files; what dead ones left               worker_logs  a Ray error in one line
 trainer       protocols.Trainer over all of it                          controller veRL's trainer, one step at a time
 rows          which rollout each of veRL's rows is of                   counted    a rollout counts once: dealing, advantages, loss
 rollout_workers  the processes in which graphs run: asked, watched, replaced

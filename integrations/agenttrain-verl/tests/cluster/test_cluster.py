@@ -129,8 +129,10 @@ def below(pid: int) -> list[Stamp]:
 
 @pytest.mark.verl
 def test_a_cluster_is_opened_used_and_gone(tmp_path: Path) -> None:
-    """No process, no file and nothing on standard output is left of it; handlers of signals are as before; a worker that
-    died is told with its last words."""
+    """No process, no file and nothing on standard output is left of it, and handlers of signals are as before.
+
+    A worker that died is told with its last words.
+    """
     process = driver(
         tmp_path,
         """
