@@ -7,6 +7,8 @@ The result is resolved: no interpolation is left that a worker could read otherw
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import io
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +19,7 @@ from agenttrain.trainer.algorithms import chosen
 from hydra import compose as hydra_compose
 from hydra import initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
@@ -48,7 +51,7 @@ def compose(plan: Plan, *, run_dir: Path) -> DictConfig:
     Raises:
         ConfigError: veRL refuses what verl.overrides says, or the whole.
     """
-    config = _defaults("ppo_megatron_trainer" if plan.settings.strategy == "megatron" else "ppo_trainer")
+    config = copy.deepcopy(_defaults("ppo_megatron_trainer" if plan.settings.strategy == "megatron" else "ppo_trainer"))
     for part in (_data, _model, _actor, _reference, _rollout, _algorithm, _critic, _trainer, _services):
         for key, value in part(plan, run_dir).items():
             OmegaConf.update(config, key, value, merge=False, force_add=True)
@@ -353,6 +356,7 @@ def _most_tokens(plan: Plan) -> int:
 # ── veRL's configuration as an object ────────────────────────────────────────────────────────────────────────────────
 
 
+@functools.cache
 def _defaults(name: str) -> DictConfig:
     GlobalHydra.instance().clear()  # a user's graph may have initialised it; hydra refuses a second time
     with initialize_config_module(config_module="verl.trainer.config", version_base=None):
@@ -378,5 +382,6 @@ def _validate(config: DictConfig) -> None:
     with contextlib.redirect_stdout(io.StringIO()), open_dict(config):
         try:
             validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
-        except (AssertionError, ValueError, TypeError, OmegaConfBaseException) as error:
-            raise ConfigError(f"veRL refuses its configuration: {error}. Look at verl.overrides first.") from error
+        except (AssertionError, ValueError, TypeError, OmegaConfBaseException, HydraException) as error:
+            said = " ".join(str(error).split()) or type(error).__name__
+            raise ConfigError(f"veRL refuses its configuration: {said}. Look at verl.overrides first.") from error

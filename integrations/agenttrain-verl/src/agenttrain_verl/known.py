@@ -67,6 +67,7 @@ KNOWN: dict[str, Known] = {
     "verl.utils.model.load_valuehead_model": Known("2ee3a10f1faec308", "cpu/patches.py"),
     "verl.utils.seqlen_balancing.rearrange_micro_batches": Known("fd268b167add6daf", "compose.py, counted.py"),
     "verl.utils.torch_functional.get_cosine_schedule_with_warmup": Known("d3ab587692b51e80", "compose.py"),
+    "verl.utils.torch_functional.logprobs_from_logits_v2": Known("4d8e7abba7a4256f", "cpu/patches.py"),
     "verl.workers.engine.fsdp.transformer_impl.FSDPEngine._build_fsdp_module": Known(
         "4e22f21917a27f73", "cpu/engines.py"
     ),

@@ -3,6 +3,7 @@
 P1  utils/distributed.py initialize_global_process_group_ray   names a backend for "cpu" twice, which torch refuses
 P2  engine/fsdp/transformer_impl.py CPUOffloadPolicy           pins memory (in `engines`, while a module is wrapped)
 P3  utils/model.py load_valuehead_model                        loads a critic with flash_attention_2 alone
+P4  utils/torch_functional.py logprobs_from_logits_v2          one call a token, a fifth of an update's time on the CPU
 
 P1 is also where the engines for the CPU are registered: it is the first thing a training process does, and before any
 engine is chosen. All other needs of the CPU are met by registration and configuration.
@@ -13,8 +14,10 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import torch
 import verl.utils.distributed as distributed
 import verl.utils.model as model
+import verl.utils.torch_functional as functional
 from agenttrain.errors import TrainerError
 from verl.utils.device import get_device_name
 
@@ -22,6 +25,11 @@ from agenttrain_verl.known import changed
 from agenttrain_verl.versions import SUPPORTED, installed
 
 MARK = "_agenttrain"
+PATCHED = (
+    "verl.utils.distributed.initialize_global_process_group_ray",
+    "verl.utils.model.load_valuehead_model",
+    "verl.utils.torch_functional.logprobs_from_logits_v2",
+)
 
 
 def apply() -> None:
@@ -34,13 +42,12 @@ def apply() -> None:
         return
     _check()
     distributed.initialize_global_process_group_ray = _process_group(distributed.initialize_global_process_group_ray)
-    model.load_valuehead_model = load_valuehead_model
+    model.load_valuehead_model = functools.wraps(model.load_valuehead_model)(load_valuehead_model)
+    functional.logprobs_from_logits_v2 = functools.wraps(functional.logprobs_from_logits_v2)(logprobs_from_logits)
 
 
 def _check() -> None:
-    if found := changed(
-        "verl.utils.distributed.initialize_global_process_group_ray", "verl.utils.model.load_valuehead_model"
-    ):
+    if found := changed(*PATCHED):
         raise TrainerError(
             f"veRL {installed('verl')} has another {', '.join(found)} than agenttrain replaces on the CPU. Install "
             f"verl{SUPPORTED['verl']}."
@@ -72,3 +79,9 @@ def load_valuehead_model(local_path: str, torch_dtype: Any, model_config: Any, t
         attn_implementation=model_config._attn_implementation,
         trust_remote_code=trust_remote_code,
     )
+
+
+def logprobs_from_logits(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Log probabilities of some ids, all at once: [..., vocabulary], [...] -> [...]."""
+    each = torch.nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="none")
+    return -each.view(labels.shape)
