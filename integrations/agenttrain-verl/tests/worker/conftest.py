@@ -7,7 +7,7 @@ import os
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -21,7 +21,8 @@ from agenttrain.prepare import Job, prepare, trainable_job
 from agenttrain.records import RolloutRequest
 from agenttrain.run_folder import RunFolder, new_run
 
-from agenttrain_verl.host import Host, HostSpec
+if TYPE_CHECKING:
+    from agenttrain_verl.host import Host, HostSpec
 
 ORDER_DESK = Path(__file__).parents[4] / "examples" / "order-desk" / "graph.py"
 SUMMARIZING = Path(__file__).parents[1] / "graphs" / "summarizing" / "graph.py"
@@ -98,6 +99,8 @@ class Workplace:
     hosts: list[Host] = field(default_factory=list)
 
     def spec(self, **others: Any) -> HostSpec:
+        from agenttrain_verl.host import HostSpec  # here: what veRL's imports warn of is known only once tests run
+
         settings = {"concurrency": 8, "max_length": self.engine.max_length, **others}
         return HostSpec(
             rollout=spec_of(self.job, self.run),
@@ -109,6 +112,8 @@ class Workplace:
         )
 
     async def host(self, *, is_on_drivers_node: bool = True, **others: Any) -> Host:
+        from agenttrain_verl.host import Host
+
         host = await asyncio.to_thread(
             Host.open,
             self.spec(**others),
