@@ -1,4 +1,4 @@
-"""What all tests share: veRL on the CPU, plans made from tables, and the warnings of upstreams' imports, by their text."""
+"""What all tests share: veRL on the CPU, plans made from tables, and which warnings of upstreams are no errors."""
 
 from __future__ import annotations
 

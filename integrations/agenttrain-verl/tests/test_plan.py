@@ -62,7 +62,8 @@ def test_notes_of_an_adapter(plan_with: PlanOf) -> None:
 def test_planning_imports_neither_verl_nor_ray() -> None:
     """They take seconds, and may be missing."""
     modules = "plan, plugin, settings, algorithms, versions, overrides"
-    code = f"import sys; from agenttrain_verl import {modules}; print([m for m in ('verl', 'ray', 'torch') if m in sys.modules])"
+    heavy = "[name for name in ('verl', 'ray', 'torch') if name in sys.modules]"
+    code = f"import sys; from agenttrain_verl import {modules}; print({heavy})"
     seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert seen.stdout.strip() == "[]"
 
@@ -114,7 +115,7 @@ def test_what_can_not_work(plan_with: PlanOf, tables: dict[str, dict[str, object
     ],
 )
 def test_keys_that_agenttrain_decides(plan_with: PlanOf, overrides: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match="verl.overrides sets") as error:
+    with pytest.raises(ConfigError, match=r"verl\.overrides sets") as error:
         plan_with(verl={"overrides": overrides})
     assert message in str(error.value)
 

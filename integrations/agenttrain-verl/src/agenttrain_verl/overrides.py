@@ -140,14 +140,14 @@ def at(overrides: Mapping[str, Any], key: str) -> Any:
 
 def _known(strategy: str) -> Mapping[str, Any]:
     """veRL's own flattened configuration, which stands beside its sources (0.9.1)."""
-    import yaml
+    from omegaconf import OmegaConf
 
     spec = find_spec("verl")
     assert spec is not None
     assert spec.submodule_search_locations
     name = "_generated_ppo_megatron_trainer" if strategy == "megatron" else "_generated_ppo_trainer"
     file = Path(spec.submodule_search_locations[0]) / "trainer" / "config" / f"{name}.yaml"
-    tables = yaml.safe_load(file.read_text(encoding="utf-8"))
+    tables = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
     assert isinstance(tables, dict)
     return tables
 

@@ -152,7 +152,8 @@ def _notes(plan: Plan) -> list[str]:
 def _n_gpus() -> int:
     import torch
 
-    return torch.cuda.device_count()
+    n: int = torch.cuda.device_count()
+    return n
 
 
 def _device(settings: VerlTable) -> Device:
