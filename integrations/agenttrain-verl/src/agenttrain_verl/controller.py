@@ -37,7 +37,7 @@ from agenttrain_verl.calls import n_calls
 from agenttrain_verl.counted import Counted
 from agenttrain_verl.plan import Plan
 from agenttrain_verl.rollout_workers import TRAIN, RolloutWorkers
-from agenttrain_verl.rows import Row, rows_of
+from agenttrain_verl.rows import TURNS, Row, rows_of
 
 POLL_S = 0.05
 """Between two looks at what has finished; veRL's own is 2 s."""
@@ -257,12 +257,15 @@ class Stepwise:
 
     def _taught(self, batch: KVBatchMeta) -> tuple[KVBatchMeta, Trained]:
         """Leave the rows of rollouts that teach; the others are told why not, and go."""
-        results = [result for uid in self._chosen for result in self.workers.take_group(uid)]
+        groups = [self.workers.take_group(uid) for uid in self._chosen]
+        results = [result for group in groups for result in group.results]
+        refused = {name: why for group in groups for name, why in group.refused.items()}
         taught = lessons(results, self.group_advantages, compares=not self.plan.algorithm.critic)
         self.rollout_order = [lesson.rollout_id for lesson in taught.kept]
         rows = rows_of(batch) if len(batch) else []
         there = {row.rollout_id for row in rows}
-        missing = {lesson.rollout_id: NO_ROW for lesson in taught.kept if lesson.rollout_id not in there}
+        ids = [lesson.rollout_id for lesson in taught.kept]
+        missing = {name: refused.get(name, NO_ROW) for name in ids if name not in there}
         if missing:
             kept = tuple(lesson for lesson in taught.kept if lesson.rollout_id not in missing)
             taught = Lessons(
@@ -373,10 +376,12 @@ def open_controller(
 
 def trained_rows(batch: KVBatchMeta, rows: Sequence[Row]) -> tuple[tuple[Sample, ...], tuple[tuple[float, ...], ...]]:
     """([rows] samples, [rows][T] advantages) as veRL held them after the update."""
-    fields = ["prompts", "responses", "response_mask", "rollout_log_probs", "advantages", "rm_scores", "extra_fields"]
+    by_token = ["prompts", "responses", "response_mask", "rollout_log_probs", "advantages"]
+    fields = [*by_token, "extra_fields", "num_turns"]
     data = tq.kv_batch_get(keys=[row.key for row in rows], partition_id=batch.partition_id, select_fields=fields)
-    columns = {name: [x.tolist() for x in data[name].unbind()] for name in fields if name != "extra_fields"}
+    columns = {name: [x.tolist() for x in data[name].unbind()] for name in by_token}
     extra = [getattr(value, "data", value) for value in data["extra_fields"]]
+    turns = [int(getattr(value, "data", value)) for value in data["num_turns"]]
     samples = tuple(
         Sample(
             prompt_ids=tuple(columns["prompts"][n]),
@@ -384,9 +389,9 @@ def trained_rows(batch: KVBatchMeta, rows: Sequence[Row]) -> tuple[tuple[Sample,
             response_mask=tuple(int(mask) for mask in columns["response_mask"][n]),
             response_logprobs=tuple(columns["rollout_log_probs"][n]),
             reward_score=row.reward,
-            num_turns=int(extra[n].get("num_turns", 0)),
+            num_turns=turns[n],
             metrics=dict(extra[n].get("metrics", {})),
-            extra_fields={name: value for name, value in extra[n].items() if name not in ("metrics", "num_turns")},
+            extra_fields={name: value for name, value in extra[n].items() if name not in ("metrics", TURNS)},
         )
         for n, row in enumerate(rows)
     )

@@ -23,6 +23,7 @@ from agenttrain.reward.status import following
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
 
+from agenttrain_verl.emission import refusal
 from agenttrain_verl.host import HostSpec, Shipped
 from agenttrain_verl.rollout_worker import RolloutWorker
 
@@ -46,6 +47,8 @@ class Place:
     """Of its group in veRL; None: an evaluation."""
     session: int = 0
     result: RolloutResult | None = None
+    refused: str = ""
+    """Why veRL gets no row of it, though it may be trained."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,6 +62,11 @@ class Group:
     def results(self) -> list[RolloutResult]:
         """The final ones, in the order of the sessions."""
         return [place.result for place in self.places if place.result is not None]
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """Rollout id to why veRL gets no row of it."""
+        return {place.result.rollout.id: place.refused for place in self.places if place.result and place.refused}
 
 
 @dataclass(slots=True)
@@ -173,6 +181,8 @@ class RolloutWorkers(AgentLoopManagerTQ):  # type: ignore[misc]
                     Place(request=request, worker=worker.number, uid=uid, session=n, result=kept.get(n))
                     for n, request in enumerate(requests)
                 ]
+                for place in places:
+                    place.refused = refusal(place.result, self._host.rules) if place.result is not None else ""
                 self._books.groups[uid] = Group(row=row, places=places)
                 self._books.places |= {place_of(p.request): p for p in places if p.result is None}
                 self._books.heard_at = time.monotonic()
@@ -200,8 +210,8 @@ class RolloutWorkers(AgentLoopManagerTQ):  # type: ignore[misc]
         self._wait_for(places)
         return [place.result for place in places if place.result is not None]
 
-    def take_group(self, uid: str) -> list[RolloutResult]:
-        """The results of a group that veRL has the rows of, by session; waits for those that are still on their way.
+    def take_group(self, uid: str) -> Group:
+        """A group that veRL has the rows of; waits for results that are still on their way.
 
         Raises:
             KeyboardInterrupt, AgenttrainError: as `check`.
@@ -211,7 +221,7 @@ class RolloutWorkers(AgentLoopManagerTQ):  # type: ignore[misc]
         self._wait_for(group.places)
         with self._lock:
             del self._books.groups[uid]
-        return group.results
+        return group
 
     def check(self) -> None:
         """Ask often while rollouts are made.
@@ -316,7 +326,7 @@ class RolloutWorkers(AgentLoopManagerTQ):  # type: ignore[misc]
             if again is not None:
                 place.request = again
                 return
-            place.result = result
+            place.result, place.refused = result, shipped.refused
             del self._books.places[place_of(result.request)]
             self._lock.notify_all()
 
