@@ -171,7 +171,7 @@ class RunFolder:
         """Keep the newest, at least one; links that led into the others go too."""
         for _, folder in self.checkpoint_folders()[:-keep]:
             shutil.rmtree(folder, ignore_errors=True)
-        for link in self.checkpoints.iterdir():
+        for link in self.checkpoints.iterdir() if self.checkpoints.is_dir() else ():
             if link.is_symlink() and not link.exists():
                 link.unlink()
 
