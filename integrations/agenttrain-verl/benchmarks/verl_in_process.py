@@ -14,6 +14,7 @@ import socket
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,7 +46,11 @@ from tensordict.tensorclass import NonTensorData, NonTensorStack
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
-from verl.workers.engine_workers import ActorRolloutRefWorker
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.config import TrainingWorkerConfig
+from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+from verl.workers.utils.losses import value_loss
+from verl.workers.utils.padding import response_from_nested
 
 from agenttrain_verl.compose import compose
 from agenttrain_verl.counted import Counted
@@ -83,6 +88,13 @@ class Memory:
                 self.rows.setdefault(key, {})[name] = value
         self.tags |= dict(zip(keys, tags or [self.tags[key] for key in keys], strict=True))
         return KVBatchMeta(keys=list(keys), tags=[self.tags[key] for key in keys], partition_id=partition_id)
+
+    def data(self, batch: KVBatchMeta) -> TensorDict:
+        """What a worker is given (utils/transferqueue_utils.py, _async_meta_to_realdata)."""
+        data = self.get(batch.keys, "train")
+        for name, value in batch.extra_info.items():
+            tu.assign_non_tensor_data(data, name, value)
+        return data
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -122,21 +134,52 @@ class Workers:
         return self._inferred(self.worker.compute_ref_log_prob, batch)
 
     def update_actor(self, batch: KVBatchMeta) -> Any:
-        output = self.worker.update_actor(self._data(batch))
+        output = self.worker.update_actor(self._queue.data(batch))
         self.updates.append(dict(output["metrics"]))
         return output
 
     def _inferred(self, function: Callable[[TensorDict], TensorDict], batch: KVBatchMeta) -> KVBatchMeta:
-        output = function(self._data(batch))
+        output = function(self._queue.data(batch))
         fields = [name for name, value in output.items() if isinstance(value, torch.Tensor)]
         self._queue.put(batch.keys, "train", output.select(*fields))
         return batch
 
-    def _data(self, batch: KVBatchMeta) -> TensorDict:
-        data = self._queue.get(batch.keys, "train")
-        for name, value in batch.extra_info.items():
-            tu.assign_non_tensor_data(data, name, value)
-        return data
+
+class Critic:
+    """veRL's critic as a worker group of one rank, made as veRL's trainer makes it (trainer_base.py, _setup)."""
+
+    def __init__(self, config: Any, queue: Memory) -> None:
+        self._temperature = config.actor_rollout_ref.rollout.temperature
+        settings = omega_conf_to_dataclass(config.critic)
+        settings.engine.infer_max_token_len_per_gpu = settings.ppo_infer_max_token_len_per_gpu
+        settings.engine.max_token_len_per_gpu = settings.ppo_infer_max_token_len_per_gpu
+        self._queue = queue
+        self.worker = TrainingWorker(
+            config=TrainingWorkerConfig(
+                model_type="value_model",
+                model_config=settings.model,
+                engine_config=settings.engine,
+                optimizer_config=settings.optim,
+                checkpoint_config=settings.checkpoint,
+            )
+        )
+        self.worker.reset()
+        self.worker.set_loss_fn(partial(value_loss, config=settings))
+        self.updates: list[dict[str, Any]] = []
+        """[calls] what each gave."""
+
+    def values(self, batch: KVBatchMeta) -> None:
+        batch.extra_info |= {"compute_loss": False, "temperature": self._temperature}
+        output = self.worker.infer_batch(self._queue.data(batch))
+        self._queue.put(batch.keys, "train", output.select("values"))
+        stored = self._queue.get(batch.keys, "train", ["values", "response_mask"])
+        stored["values"] = response_from_nested(stored.pop("values"), stored["response_mask"])
+        self._queue.put(batch.keys, "train", stored.select("values"))
+
+    def train_mini_batch(self, batch: KVBatchMeta) -> Any:
+        output = self.worker.train_mini_batch(self._queue.data(batch))
+        self.updates.append(dict(output["metrics"]))
+        return SimpleNamespace(get=lambda: output)
 
 
 class InProcess(Counted, PPOTrainerSync):
@@ -146,13 +189,16 @@ class InProcess(Counted, PPOTrainerSync):
         self.config = compose(plan, run_dir=run_dir)
         self.plan, self.group_advantages = plan, group_advantages
         self.queue = Memory()
-        self.use_critic, self.use_reference_policy = False, bool(self.config.actor_rollout_ref.actor.use_kl_loss)
+        self.use_critic = plan.algorithm.critic
+        self.use_reference_policy = bool(self.config.actor_rollout_ref.actor.use_kl_loss)
         self.ref_in_actor = False
         self.tokenizer = SimpleNamespace(eos_token_id=0)
         self.global_steps = 1
         self.actor_rollout_wg = Workers(self.config, self.queue, role="actor")
         if self.use_reference_policy:
             self.ref_policy_wg = Workers(self.config, self.queue, role="ref")
+        if self.use_critic:
+            self.critic_wg = Critic(self.config, self.queue)
 
     def train(self, results: Sequence[RolloutResult], *, step: int) -> Mapping[str, Any]:
         """One step on rollouts that teach; gives veRL's metrics."""
@@ -166,7 +212,11 @@ class InProcess(Counted, PPOTrainerSync):
             batch = self._compute_old_log_prob(batch, metrics)
             if self.use_reference_policy:
                 batch = self._compute_ref_log_prob(batch, metrics)
+            if self.use_critic:
+                self.critic_wg.values(batch)
             batch = self._compute_advantage(batch, metrics)
+            if self.use_critic:
+                batch = self._update_critic(batch, metrics)
             self.batch = self._update_actor(batch, metrics)
         return metrics
 

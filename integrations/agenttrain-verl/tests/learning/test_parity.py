@@ -13,16 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from agenttrain.records import RolloutResult
 from agenttrain.testing import tiny_model
+from agenttrain.trainer.advantage import own_rewards
 from parity_samples import made_up
 from parity_verl import LARGEST, compared, config_of, local_step, verl_step
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.trainer.ppo.v1 import trainer_base
+from verl_in_process import InProcess
 
 from agenttrain_verl import counted
+from agenttrain_verl.plan import plan_of
 from agenttrain_verl.rows import rows_of
+from agenttrain_verl.step_figures import step_metrics
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what veRL's engine and torch's FSDP warn of; ours stand elsewhere
 GSPO = {"algorithm": "gspo", "clip_low": 0.02, "clip_high": 0.03}
@@ -94,3 +99,30 @@ def test_verls_estimator_of_rows_would_be_seen(
     config = config_of({"algorithm": "grpo", "minibatches": 1, "epochs": 1})
     local, verl = local_step(rollouts, config, model, step=1), verl_step(rollouts, config, model, step=1)
     assert abs(verl.norms[0] / local.norms[0] - 1) > 0.01
+
+
+def test_a_critic_sees_each_rollout_once(rollouts: list[RolloutResult], model: Path, tmp_path: Path) -> None:
+    """Its first loss is half the mean squared error of one mini-batch's tokens; the policy's figures are told too.
+
+    veRL's critic is a model of its own, and the local trainer's a head of the policy, so that no more can be compared.
+    """
+    config = config_of({"algorithm": "ppo", "discount": 0.99, "gae_lambda": 0.9})
+    plan = plan_of(config, model, n_tasks=5)
+    trainer = InProcess(plan, own_rewards, tmp_path)
+    trainer.rollout_order = [result.rollout.id for result in rollouts]
+    figures = step_metrics(trainer.train(rollouts, step=1))
+    first = trainer.dealt.deals[0].updates[0]
+    errors = []
+    for row in trainer.dealt.rows:
+        if row.rollout_id in first.rollout_ids:
+            stored = trainer.queue.rows[row.key]
+            errors.append((stored["values"] - stored["returns"])[stored["response_mask"].bool()])
+    half_mean_square = 0.5 * float((torch.cat(errors) ** 2).mean())
+    losses = [loss for call in trainer.critic_wg.updates for loss in call["loss"]]
+    assert len(losses) == 4
+    assert losses[0] == pytest.approx(half_mean_square, rel=LARGEST)
+    assert figures["value_loss"] == pytest.approx(sum(losses) / 4)
+    assert figures["updates"] == 4
+    advantages = torch.cat([torch.tensor(row) for row in trainer.advantages().values()])
+    assert float(advantages.mean()) == pytest.approx(0, abs=1e-6)
+    assert float((advantages**2).mean()) == pytest.approx(1, abs=1e-5)
