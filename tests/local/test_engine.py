@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,14 @@ def test_ids_depend_on_the_seed_and_not_on_the_batch(architecture: str, model_fo
         futures = [engine.generate(p, sampling(seed=i), session=f"with {i}") for i, p in enumerate(prompts)]
         assert [future.result().token_ids for future in futures] == alone
         assert engine.generate(prompts[0], sampling(seed=99), session="x").result().token_ids != alone[0]
+
+
+def test_a_turn_that_goes_on_draws_as_if_it_had_not_been_broken_off(model_folder: Folder) -> None:
+    """What it has drawn already stands at the prompt's end, and its places are counted."""
+    with opened(model_folder("qwen3")) as engine:
+        whole = engine.generate((5, 6), sampling(seed=4), session="a").result().token_ids
+        rest = replace(sampling(seed=4, max_tokens=7), n_drawn=5)
+        assert engine.generate((5, 6, *whole[:5]), rest, session="b").result().token_ids == whole[5:]
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "mistral"])

@@ -14,10 +14,8 @@ import pytest
 from agenttrain.config import resolve
 from agenttrain.records import RolloutSpec
 from agenttrain.testing import tiny_model
-from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
 from agenttrain_verl.server_spec import ServerSpec
-from agenttrain_verl.turn_client import TurnClient
 
 CONFIG = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(name="agenttrain")))
 
@@ -79,10 +77,13 @@ def handle_of() -> type[Handle]:
 
 
 @pytest.fixture
-def client_of() -> Callable[..., TurnClient]:
+def client_of() -> Callable[..., Any]:
     """A TurnClient over veRL's own router, of servers by name."""
+    from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
-    def client(**servers: Any) -> TurnClient:
+    from agenttrain_verl.turn_client import TurnClient
+
+    def client(**servers: Any) -> Any:
         router = GlobalRequestLoadBalancer({name: Handle(server) for name, server in servers.items()})
         return TurnClient(CONFIG, Handle(router))
 
