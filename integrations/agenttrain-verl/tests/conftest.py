@@ -19,6 +19,8 @@ os.environ.update(environment_variables())  # before any test imports verl
 
 OF_UPSTREAMS = (
     r"ignore:.* engine is not available:UserWarning:verl\.workers\.engine",
+    # veRL reads a critic's values and changes none of them in place.
+    r"ignore:FSDP2-wrapped module .* returned a view tensor:UserWarning",
     r"ignore:Ray state API is no longer experimental:DeprecationWarning",
     r"ignore:set sequence parallel to false as TP size is 1:UserWarning",
 )

@@ -71,6 +71,7 @@ def test_ppo_has_a_critic_on_the_same_model(plan_with: PlanOf, model: Path) -> N
     keys = ("enable", "model.path", "cliprange_value", "strategy", "fsdp.mixed_precision.param_dtype")
     assert at(plan, *(f"critic.{key}" for key in keys)) == (True, str(model), 0.3, "fsdp2", "fp32")
     assert at(plan, "algorithm.gamma", "algorithm.lam", "critic.optim.lr") == (0.9, 0.8, 0.01)
+    assert at(plan, "critic.optim.lr_scheduler_type", "critic.optim.lr_warmup_steps") == ("constant", 0)
 
 
 @pytest.mark.parametrize(("steps", "first"), [(0, 0), (2, 3)])

@@ -183,6 +183,12 @@ def _optimizer(plan: Plan, path: str, peak: float) -> Keys:
     }
 
 
+def _constant_rate(plan: Plan, path: str) -> Keys:
+    """One rate for the whole run, as the local trainer's critic has."""
+    style = "lr_decay_style" if plan.settings.strategy == "megatron" else "lr_scheduler_type"
+    return {f"{path}.{style}": "constant", f"{path}.lr_warmup_steps": 0}
+
+
 def _engine_table(plan: Plan, of_fsdp: str) -> str:
     return "megatron" if plan.settings.strategy == "megatron" else of_fsdp
 
@@ -278,6 +284,7 @@ def _critic(plan: Plan, run_dir: Path) -> Keys:
         "critic.checkpoint.save_contents": ["model", "optimizer", "extra"],
         **_of_model(plan, "critic.model"),
         **_optimizer(plan, "critic.optim", critic.value_learning_rate),
+        **_constant_rate(plan, "critic.optim"),
         **_engine(plan, f"critic.{_engine_table(plan, 'fsdp')}"),
         # veRL's actor learns from step `critic_warmup` on, so that one step alone for the critic is a 2.
         "trainer.critic_warmup": critic.critic_warmup_steps + 1 if critic.critic_warmup_steps else 0,
