@@ -13,7 +13,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -71,6 +71,7 @@ class VerlTrainer:
         env, spec = runtime_env(
             self._plan, self._context.spec, joined=self._plan.settings.address is not None, run_dir=self._run_dir
         )
+        self._plan = replace(self._plan, model=Path(spec.model))  # as the nodes see it
         self._cluster = _opened_cluster(self._plan, self._run_dir, env)
         self._controller = self._told(lambda: self._opened_controller(spec))
         facts = self._told(self._replica_facts)
