@@ -18,10 +18,10 @@ ruff format --check .
 ruff check .
 mypy
 python -m pytest
-python -m pytest -m sglang
+python -m pytest -m "sglang and not long"
 cd ../agenttrain-verl
 ruff format --check .
 ruff check .
 mypy
 python -m pytest
-python -m pytest -m verl
+python -m pytest -m "verl and not long"

@@ -1,18 +1,24 @@
 #!/usr/bin/env bash
 # What takes longer than scripts/test.sh, before a release: whole runs over several seeds, the control, killed
 # runs, what speed is held against, and the longer runs of veRL beside its own tests.
-# Usage: scripts/test_full.sh [seeds|control|kills|benchmarks|verl]; without a part, all of them, one after the other.
+# Usage: scripts/test_full.sh [tests|seeds|control|kills|benchmarks|verl]; without a part, all of them, one after the
+# other.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/environment.sh
 make_environment .venv-test "[dev]" agenttrain-sglang "agenttrain-verl[verl,sglang]"
 part=${1:-all}
-case "$part" in seeds | control | kills | benchmarks | verl | all) ;; *)
-  echo "There is no part '$part'. Parts: seeds, control, kills, benchmarks, verl." >&2
+case "$part" in tests | seeds | control | kills | benchmarks | verl | all) ;; *)
+  echo "There is no part '$part'. Parts: tests, seeds, control, kills, benchmarks, verl." >&2
   exit 2
   ;;
 esac
 wants() { [ "$part" = all ] || [ "$part" = "$1" ]; }
+if wants tests; then
+  python -m pytest -m long
+  agenttrain sglang setup --device cpu
+  (cd integrations/agenttrain-sglang && python -m pytest -m long)
+fi
 if wants seeds; then python benchmarks/improvement.py; fi
 if wants control; then python benchmarks/control.py; fi
 if wants kills; then python benchmarks/kills.py --kills 8 --equal 1; fi

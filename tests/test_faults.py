@@ -540,7 +540,7 @@ main(["fit", "graph.py", "--set", "trainer.steps=1"])
     check_account(again.json["tokens"])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_process_ends_though_a_tool_hangs(new_project: Any) -> None:
     """A thread that Python would wait for doesn't keep a command from ending."""
     body = """

@@ -115,8 +115,13 @@ def check_kept(project: Any, at: int) -> None:
     assert {(rollout.phase, rollout.step) for rollout in cut} == {(phase, step)}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("at", [2, 5, 10, 14, 17])
+@pytest.mark.parametrize(
+    "at",
+    [
+        *(pytest.param(at, marks=pytest.mark.slow) for at in (2, 14)),
+        *(pytest.param(at, marks=pytest.mark.long) for at in (5, 10, 17)),
+    ],
+)
 def test_a_run_killed_anywhere_ends_as_if_it_had_not_been(new_project: Any, command: Any, at: int) -> None:
     """In the baseline, in each step, in the last evaluation."""
     project = new_project(KILLED, decorated="")
@@ -138,7 +143,7 @@ def whole(new_project: Any, command: Any) -> Any:
     return project, RunFolder(project.folder / "whole")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_deterministic_run_killed_anywhere_ends_in_equal_weights(whole: Any, command: Any) -> None:
     """Bit for bit, and the same ids were trained; also when it is killed a second time."""
     project, uninterrupted = whole
@@ -152,7 +157,7 @@ def test_a_deterministic_run_killed_anywhere_ends_in_equal_weights(whole: Any, c
         shutil.rmtree(project.run.path)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_killed_in_each_of_its_lives(whole: Any, command: Any) -> None:
     """Every life gets a little further; the last one ends with the weights of a run that was never stopped."""
     project, uninterrupted = whole

@@ -13,7 +13,7 @@ from agenttrain.records import Sample
 from agenttrain.testing import tiny_model, toy_project
 from transformers import AutoConfig, AutoModelForCausalLM
 
-pytestmark = pytest.mark.sglang
+pytestmark = [pytest.mark.sglang, pytest.mark.long]
 
 N_EXPERTS, N_LAYERS = 8, 3
 SETTINGS = """

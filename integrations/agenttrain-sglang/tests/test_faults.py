@@ -148,6 +148,7 @@ def test_killed_in_mid_push(engine: SglangEngine, wide_folder: Path) -> None:
     assert after.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
 
 
+@pytest.mark.long
 def test_a_scheduler_that_is_killed_alone(engine: SglangEngine) -> None:
     """The server's other processes don't outlive it for long, and its calls are asked again."""
     n, version = engine.stats()["restarts"], engine.weight_version
@@ -160,6 +161,7 @@ def test_a_scheduler_that_is_killed_alone(engine: SglangEngine) -> None:
 # ── silent, or only slow ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.long
 def test_a_scheduler_that_is_stopped_alone(engine: SglangEngine) -> None:
     """A hung server is found by its health check, which asks its scheduler too."""
     n, version = engine.stats()["restarts"], engine.weight_version
@@ -267,6 +269,7 @@ def test_a_run_publishes_its_adapter_alone(adapter_engine: SglangEngine, tmp_pat
     assert versions_of(run) == {0, 1, 2, 3}
 
 
+@pytest.mark.long
 def test_a_run_publishes_merged_weights(server: Any, tmp_path: Path) -> None:
     """Where the server takes no adapters."""
     settings = {"adapter": "lora", "lora_rank": 4, "steps": 3}
