@@ -14,8 +14,7 @@ from agenttrain.errors import TrainerError
 
 from agenttrain_verl import known
 from agenttrain_verl.compose import compose
-from agenttrain_verl.cpu import environment_variables, install, patches
-from agenttrain_verl.cpu.platform import CpuPlatform
+from agenttrain_verl.cpu import environment_variables, install
 from agenttrain_verl.plan import Plan
 
 PlanOf = Callable[..., Plan]
@@ -26,7 +25,15 @@ MASKS = [[1, 0, 1, 1], [1, 1], [1, 1, 0]]
 
 @pytest.fixture(scope="module", autouse=True)
 def one_process() -> Iterator[None]:
-    """A process group of this process alone, as veRL's ranks read it from the environment."""
+    """A process group of this process alone, as veRL's ranks read it from the environment.
+
+    veRL is imported first, as in its own processes: it then loads us, and we replace what its modules take from it.
+    """
+    import verl
+    from agenttrain_verl.in_every_process import took_effect
+
+    assert verl.__version__ == "0.9.1"
+    assert took_effect() is None
     alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29617"}
     before = {name: os.environ.get(name) for name in alone}
     os.environ.update(alone)
@@ -38,6 +45,7 @@ def one_process() -> Iterator[None]:
 
 
 def test_the_platform_is_the_one_that_the_environment_names() -> None:
+    from agenttrain_verl.cpu.platform import CpuPlatform
     from verl.plugin.platform import get_platform
     from verl.utils.device import get_device_id, get_device_name
 
@@ -47,10 +55,14 @@ def test_the_platform_is_the_one_that_the_environment_names() -> None:
 
 
 def test_the_platform_is_never_guessed() -> None:
+    from agenttrain_verl.cpu.platform import CpuPlatform
+
     assert not CpuPlatform().is_platform_available(use_smi_check=True)
 
 
 def test_memory_is_the_machines() -> None:
+    from agenttrain_verl.cpu.platform import CpuPlatform
+
     free, whole = CpuPlatform().device_module.mem_get_info()
     assert 0 < free < whole
 
@@ -65,6 +77,8 @@ def test_patches_are_put_in_once() -> None:
 
 
 def test_another_verl_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from agenttrain_verl.cpu import patches
+
     name = "verl.utils.model.load_valuehead_model"
     monkeypatch.setitem(known.KNOWN, name, known.Known("0", "cpu/patches.py"))
     with pytest.raises(TrainerError, match=rf"has another {name}.*Install verl==0\.9\.1"):
@@ -72,6 +86,7 @@ def test_another_verl_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_log_probabilities_at_once_are_verls() -> None:
+    from agenttrain_verl.cpu import patches
     from verl.utils.torch_functional import logprobs_from_logits_naive
 
     torch.manual_seed(0)

@@ -3,7 +3,8 @@
 platform   what veRL asks a device, answered for the CPU            engines   FSDP2 on the CPU
 patches    the functions of veRL that know no CPU, guarded by version and by their text
 
-Nothing here imports torch or veRL until `install` is called, in each of veRL's processes.
+Nothing here imports torch or veRL until `install` is called, in each of veRL's processes. The modules are imported by
+`install` alone: veRL's import loads us, and would find the one half made that imported veRL.
 """
 
 from __future__ import annotations
