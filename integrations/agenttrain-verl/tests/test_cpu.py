@@ -30,6 +30,7 @@ def one_process() -> Iterator[None]:
     veRL is imported first, as in its own processes: it then loads us, and we replace what its modules take from it.
     """
     import verl
+
     from agenttrain_verl.in_every_process import took_effect
 
     assert verl.__version__ == "0.9.1"
@@ -45,9 +46,10 @@ def one_process() -> Iterator[None]:
 
 
 def test_the_platform_is_the_one_that_the_environment_names() -> None:
-    from agenttrain_verl.cpu.platform import CpuPlatform
     from verl.plugin.platform import get_platform
     from verl.utils.device import get_device_id, get_device_name
+
+    from agenttrain_verl.cpu.platform import CpuPlatform
 
     assert environment_variables()["VERL_PLATFORM"] == "cpu"
     assert isinstance(get_platform(), CpuPlatform)
@@ -86,8 +88,9 @@ def test_another_verl_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_log_probabilities_at_once_are_verls() -> None:
-    from agenttrain_verl.cpu import patches
     from verl.utils.torch_functional import logprobs_from_logits_naive
+
+    from agenttrain_verl.cpu import patches
 
     torch.manual_seed(0)
     logits, labels = torch.randn(5, 7), torch.randint(0, 7, (5,))
