@@ -236,7 +236,7 @@ class Stepwise:
         if me.use_critic:
             with marked_timer("update_critic", timing_raw, color="pink"):
                 batch = me._update_critic(batch, metrics=metrics)
-        if self.config.trainer.critic_warmup < self.global_steps:
+        if self.config.trainer.critic_warmup <= self.global_steps:
             with marked_timer("update_actor", timing_raw, color="red"):
                 batch = me._update_actor(batch, metrics=metrics)
         return batch
