@@ -87,7 +87,10 @@ class VerlTrainer:
             warnings.simplefilter("ignore")  # veRL tells of each of its training engines that isn't installed
             from agenttrain_verl.compose import compose
             from agenttrain_verl.controller import open_controller
+            from agenttrain_verl.in_every_process import took_effect
 
+        if (fault := took_effect()) is not None:
+            raise TrainerError(f"agenttrain could not make itself known to veRL in this process: {fault}")
         assert self._context.elsewhere is not None
         config = compose(self._plan, run_dir=self._run_dir)
         servers = ServerSpec(rollout=spec, run=self._run_dir.name, device=self._plan.device)

@@ -9,10 +9,17 @@ Nothing here imports torch or veRL until `install` is called, in each of veRL's 
 
 from __future__ import annotations
 
+import os
+
 
 def environment_variables() -> dict[str, str]:
     """What must be set in each process before verl is imported."""
-    return {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return {
+        "VERL_PLATFORM": "cpu",
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TQ_NUM_THREADS": str(min(8, os.cpu_count() or 1)),  # TransferQueue's own 8 is told of on fewer cores
+    }
 
 
 def install() -> None:
