@@ -6,7 +6,6 @@ nothing of where that is.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -45,21 +44,25 @@ class RunElsewhere:
         if not is_stored:
             began = result.rollout.started_at
             self.store.put_all_of(Begun(request=result.request, started_at=began), (), result)
+        self._ended(result)
+
+    def lost(self, requests: Sequence[RolloutRequest]) -> list[RolloutResult | None]:
+        """What the run's folder tells of rollouts whose process has died; those that were under way become aborted."""
+        self.store.flush()
+        view = read_store(self.run.rollouts)
+        ids = {request.rollout_id for request in requests}
+        told = {result.rollout.id: result for result in view.results(lambda rollout: rollout.id in ids)}
+        for begun in view.unfinished():
+            if begun.request.rollout_id in ids:
+                told[begun.request.rollout_id] = describe(begun, view, self.store)
+        for result in told.values():
+            self._ended(result)
+        return [told.get(request.rollout_id) for request in requests]
+
+    def _ended(self, result: RolloutResult) -> None:
         for turn in result.turns:
             self.roles.role(turn.site)  # which selectors match anything is asked after the baseline
         self.note(result)
-
-    def lost(self, requests: Sequence[RolloutRequest]) -> list[RolloutResult]:
-        """Tell rollouts as aborted, with the turns that stand in the run's folder."""
-        self.store.flush()
-        view = read_store(self.run.rollouts)
-        begun_by_id = {begun.request.rollout_id: begun for begun in view.unfinished()}
-        results = []
-        for request in requests:
-            begun = begun_by_id.get(request.rollout_id, Begun(request=request, started_at=time.time()))
-            results.append(describe(begun, view, self.store))
-            self.note(results[-1])
-        return results
 
     def check_stop(self) -> None:
         """Raises:

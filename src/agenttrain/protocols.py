@@ -249,11 +249,12 @@ class Elsewhere(Protocol):
             is_stored: the process that made it has written it into the run's own folder.
         """
 
-    def lost(self, requests: Sequence[RolloutRequest]) -> list[RolloutResult]:
-        """The process that made them has died: they are told as aborted, with the turns that stand in the run's folder.
+    def lost(self, requests: Sequence[RolloutRequest]) -> list[RolloutResult | None]:
+        """The process that made them has died, and nothing of them was told by `rolled_out`.
 
         Returns:
-            Their results, in the order of the requests.
+            What stands in the run's folder, in the order of the requests: the result of one that had ended; of one that
+            was under way that it was aborted, with its turns. None: nothing of it is there, it is to be made as asked.
         """
 
     def check_stop(self) -> None:
