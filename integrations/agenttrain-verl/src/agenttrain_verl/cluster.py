@@ -58,6 +58,7 @@ class Cluster:
         self.run_dir, self.address, self.folder = run_dir, address, folder
         self.node_id = ""
         """Ray's name of the node that this process is on."""
+        self._guard = folder.guarded() if folder is not None else None
         self._before = frozenset(child.pid for child in psutil.Process().children())
         self._closed = False
 
@@ -111,6 +112,8 @@ class Cluster:
             if self.folder is not None:
                 self._end(processes)
                 self.folder.remove()
+            if self._guard is not None:
+                self._guard.communicate(b"closed")
         self._closed = True
 
     def _end(self, processes: list[Stamp]) -> None:
@@ -186,6 +189,10 @@ class Cluster:
             told = (str(error).strip() or repr(error)).splitlines()[0]
             raise TrainerError(f"{where} {did}: {told} {self._next_step()}") from error
         self.node_id = ray.get_runtime_context().get_node_id()
+        self.note_processes()
+
+    def note_processes(self) -> None:
+        """Write down what runs now, so that it is ended should this process be killed."""
         if self.folder is not None:
             self.folder.write_owner(self._processes())
 

@@ -2,8 +2,9 @@
 
 `<temporary folder>/agenttrain-ray-<user>/<random>` holds Ray's session and `owner.json`, which names the driver and the
 cluster's processes by pid and start time. Ray's agents outlive a driver that was killed (2.60: they wait for a raylet
-and then for its dead GCS), and its files stay for ever: `sweep` ends and removes what dead drivers left, and nothing
-else. Knows no Ray.
+and then for its dead GCS), and its files stay for ever: a guard (`python -m agenttrain_verl.ray_folder FOLDER`, a
+process of its own) ends and removes them when its driver dies, `sweep` what dead drivers left without one, and neither
+anything else. Knows no Ray.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
@@ -84,6 +87,19 @@ class RayFolder:
         part.write_text(json.dumps(noted), encoding="utf-8")
         part.replace(self.path / OWNER)
 
+    def guarded(self) -> subprocess.Popen[bytes]:
+        """A process that ends what this one leaves when it dies.
+
+        Its input is its cue: that ends with this process; a byte of it says that there is nothing to end.
+        """
+        return subprocess.Popen(
+            [sys.executable, "-m", __name__, str(self.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # no Ctrl-C of the driver's terminal
+        )
+
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
 
@@ -91,13 +107,18 @@ class RayFolder:
 def sweep(root: Path) -> None:
     """End the processes and remove the folders of drivers that are dead."""
     for folder in root.iterdir():
-        owner = _owner(folder)
-        if owner is None:
-            if _age_s(folder) > YOUNG_S:
-                shutil.rmtree(folder, ignore_errors=True)
-        elif running(owner[0]) is None:
-            end(owner[1])
+        if _owner(folder) is not None:
+            end_of_dead(folder)
+        elif _age_s(folder) > YOUNG_S:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def end_of_dead(folder: Path) -> None:
+    """End the processes of a folder whose driver is dead, and remove it."""
+    owner = _owner(folder)
+    if owner is not None and running(owner[0]) is None:
+        end(owner[1])
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def end(stamps: Iterable[Stamp]) -> list[Stamp]:
@@ -150,3 +171,17 @@ def _age_s(folder: Path) -> float:
         return time.time() - folder.stat().st_mtime
     except OSError:
         return 0.0
+
+
+def guard(folder: Path) -> None:
+    """Wait for the end of the driver, and end what it has left."""
+    if sys.stdin.buffer.read():
+        return
+    owner = _owner(folder)
+    if owner is not None:
+        wait_gone([owner[0]], ENDS_IN_S)  # its files are closed before it is gone
+        end_of_dead(folder)
+
+
+if __name__ == "__main__":
+    guard(Path(sys.argv[1]))

@@ -65,3 +65,6 @@ class RolloutWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type:
         """Put the rows of one rollout into TransferQueue, without what is for our agent loop alone."""
         rest = {name: value for name, value in row.items() if not name.startswith(OURS)}
         await super()._agent_loop_postprocess(output, validate, **rest)
+
+
+RolloutWorker.__ray_actor_class__ = RolloutWorker  # inherited, it would name the process AgentLoopWorkerTQ (Ray 2.60)

@@ -1,8 +1,8 @@
 """The processes in which graphs run: asked for rollouts, watched, and replaced when one dies.
 
 Groups and evaluation requests become results, each told to the run as it comes. Invariants: every request that was
-taken has one final result, whatever dies; the rollouts that a dead worker had under way are told as aborted and made
-again with their seeds; no row of a group reaches veRL twice. Knows nothing of updates.
+taken has one final result, whatever dies; what a dead worker had written counts, what it had under way is told as
+aborted and made again with its seed; no row of a group reaches veRL twice. Knows nothing of updates.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
 from agenttrain_verl.emission import refusal
 from agenttrain_verl.host import HostSpec, Shipped
 from agenttrain_verl.rollout_worker import RolloutWorker
+from agenttrain_verl.worker_logs import worker_trouble
 
 TAKE_S = 5.0
 """How long a worker holds an empty answer back."""
@@ -35,6 +36,8 @@ SETTLED_S = 0.5
 """After so long without a result none is on its way."""
 TRAIN = "train"
 """veRL's partition of training rows."""
+UNDER_WAY = ("pending", "running")
+"""A group's status in veRL's books until the worker that has it says how it ended."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,6 +90,8 @@ class _Books:
     trouble: BaseException | None = None
     heard_at: float = field(default_factory=time.monotonic)
     restarts: int = 0
+    is_cut_off: bool = False
+    """What is under way is being ended: nothing of it is made again."""
     is_closed: bool = False
 
 
@@ -249,6 +254,7 @@ class RolloutWorkers(AgentLoopManagerTQ):  # type: ignore[misc]
     def cut_off(self) -> None:
         """End the rollouts under way as aborted, and take their records; what had not begun is forgotten."""
         with self._lock:
+            self._books.is_cut_off = True
             actors = [worker.actor for worker in self._workers.values() if not worker.is_dead]
         try:
             ray.get([actor.stop.remote() for actor in actors], timeout=STOP_S)
@@ -260,6 +266,7 @@ class RolloutWorkers(AgentLoopManagerTQ):  # type: ignore[misc]
                 self._lock.wait(timeout=SETTLED_S)
             self._books.places.clear()
             self._books.groups.clear()
+            self._books.is_cut_off = False
 
     def _idlest(self) -> _Worker:
         with self._lock:
@@ -294,7 +301,7 @@ class RolloutWorkers(AgentLoopManagerTQ):  # type: ignore[misc]
                     self._replaced(worker, error)
                 return
             except BaseException as error:
-                self._give_up(error)
+                self.give_up(error)
                 return
             if self._books.is_closed:
                 return
@@ -303,16 +310,17 @@ class RolloutWorkers(AgentLoopManagerTQ):  # type: ignore[misc]
         try:
             self._replace(dead, why)
         except BaseException as error:
-            self._give_up(error)
+            self.give_up(error)
 
-    def _give_up(self, error: BaseException) -> None:
+    def give_up(self, error: BaseException) -> None:
+        """End the run with an error: whoever waits for rollouts gets the first one. Any thread."""
         with self._lock:
             self._books.trouble = self._books.trouble or error
             self._lock.notify_all()
 
     def _arrived(self, shipped: Shipped) -> None:
         if shipped.error is not None:
-            self._give_up(shipped.error)
+            self.give_up(shipped.error)
         result = shipped.result
         if result is None:
             return
@@ -320,68 +328,79 @@ class RolloutWorkers(AgentLoopManagerTQ):  # type: ignore[misc]
         with self._lock:
             self._books.heard_at = time.monotonic()
             place = self._books.places.get(place_of(result.request))
-            if place is None:
-                return
-            again = following(result.request, result.rollout.status)
-            if again is not None:
-                place.request = again
-                return
-            place.result, place.refused = result, shipped.refused
-            del self._books.places[place_of(result.request)]
-            self._lock.notify_all()
+            if place is not None:
+                self._entered(place, result, shipped.refused)
+
+    def _entered(self, place: Place, result: RolloutResult, refused: str) -> None:
+        """A result takes its place, unless it is to be made again; with the lock."""
+        again = following(result.request, result.rollout.status)
+        if again is not None:
+            place.request = again
+            return
+        place.result, place.refused = result, refused
+        del self._books.places[place_of(result.request)]
+        self._lock.notify_all()
 
     def _replace(self, dead: _Worker, error: BaseException) -> None:
-        """Tell what a dead worker had under way as aborted, and have it made again by a new one."""
+        """Tell what became of a dead worker's rollouts, and have those that are not done made by a new one."""
+        why = worker_trouble(error)
+        ray.kill(dead.actor)  # one that merely can't be reached must not go on
         with self._lock:
             dead.is_dead = True
             self._books.restarts += 1
             if self._books.restarts > self._restarts:
                 raise TrainerError(
-                    f"A rollout worker died ({_first_line(error)}), and {self._restarts} were replaced already "
-                    "(verl.worker_restarts). Look for what ends them in the logs: often memory."
+                    f"{why}. {self._restarts} rollout workers were replaced already (verl.worker_restarts). Look for "
+                    "what ends them in the logs: often memory."
                 ) from error
-            lost = [place for place in self._books.places.values() if place.worker == dead.number]
-        told = self._elsewhere.lost([place.request for place in lost])
+        n_lost = self._told_as_lost(dead)
         with self._lock:
-            self._news.append(f"a rollout worker died ({_first_line(error)}): {len(lost)} rollouts are made again")
+            self._news.append(f"{why}; it was replaced, and {n_lost} rollouts are made again")
         worker = self._started()
         ray.get(worker.actor.open.remote(self._host))
-        with self._lock:
-            for place, result in zip(lost, told, strict=True):
-                place.request = following(place.request, result.rollout.status) or place.request
-                place.worker = worker.number
-            groups = [self._books.groups[uid] for uid in dict.fromkeys(place.uid for place in lost) if uid is not None]
-            groups += self._unwritten(dead.number)
         self._watch(worker)
-        again = [place.request for place in lost if place.uid is None]
-        if again:
-            self._asked(worker, "evaluate", again)
-        for group in groups:
-            self._asked(worker, "generate_sequences", self._row_again(group, worker))
+        self._hand_over(dead, worker)
 
-    def _unwritten(self, number: int) -> Iterable[Group]:
-        """Groups whose results are all there, and whose end the dead worker may not have told veRL."""
-        return [
-            group
-            for group in self._books.groups.values()
-            if all(place.result is not None for place in group.places)
-            and any(place.worker == number for place in group.places)
-        ]
+    def _told_as_lost(self, dead: _Worker) -> int:
+        """Enter what the run's folder says of a dead worker's rollouts; gives how many were under way."""
+        with self._lock:
+            places = [place for place in self._books.places.values() if place.worker == dead.number]
+        n_lost = 0
+        while places:  # again for those that were made again, and may have ended before it was told
+            told = self._elsewhere.lost([place.request for place in places])
+            known = [(place, result) for place, result in zip(places, told, strict=True) if result is not None]
+            with self._lock:
+                for place, result in known:
+                    if place_of(place.request) in self._books.places:
+                        self._entered(place, result, refusal(result, self._host.rules))
+            n_lost += sum(result.rollout.status == "aborted" for _, result in known)
+            places = [place for place, _ in known if place.result is None]
+        return n_lost
 
-    def _row_again(self, group: Group, worker: _Worker) -> TensorDict:
-        """The row for a new worker: what is done is handed over again, unless veRL has it."""
-        written = {key.rpartition("_")[0] for key in (tq.kv_list(TRAIN) or {}).get(TRAIN, {}) if "_" in key}
+    def _hand_over(self, dead: _Worker, worker: _Worker) -> None:
+        """Ask a new worker for what a dead one was asked for and has not done."""
+        with self._lock:
+            if self._books.is_cut_off:
+                return
+            of_dead = [place for place in self._books.places.values() if place.worker == dead.number]
+            evaluations = [place.request for place in of_dead if place.uid is None]
+            groups = {u: g for u, g in self._books.groups.items() if any(p.worker == dead.number for p in g.places)}
+            for place in (*of_dead, *(place for group in groups.values() for place in group.places)):
+                place.worker = worker.number
+            self._books.heard_at = time.monotonic()
+        if evaluations:
+            self._asked(worker, "evaluate", evaluations)
+        for group in _unfinished(groups):
+            self._asked(worker, "generate_sequences", self._row_again(group))
+
+    def _row_again(self, group: Group) -> TensorDict:
+        """The row for a new worker: what is done is handed over again, what is not is to be made."""
         row = group.row.clone()
-        requests, kept, done = [], {}, set()
-        for place in group.places:
-            place.worker = worker.number
-            requests.append(place.request)
-            if f"{place.uid}_{place.session}" in written:
-                done.add(place.session)
-            elif place.result is not None:
-                kept[place.session] = place.result
-        for name, value in (("requests", requests), ("kept", kept), ("done", done)):
-            _set_cell(row, f"agenttrain_{name}", value)
+        with self._lock:
+            requests = [place.request for place in group.places]
+            kept = {place.session: place.result for place in group.places if place.result is not None}
+        _set_cell(row, "agenttrain_requests", requests)
+        _set_cell(row, "agenttrain_kept", kept)
         return row
 
     def news(self) -> list[str]:
@@ -389,6 +408,20 @@ class RolloutWorkers(AgentLoopManagerTQ):  # type: ignore[misc]
         with self._lock:
             news, self._news = self._news, []
         return news
+
+
+def _unfinished(groups: Mapping[str, Group]) -> list[Group]:
+    """The groups that veRL waits for, without the rows that their dead worker put there.
+
+    They are put again: a row may be there by its key alone, since a key is registered before its data is written
+    (TransferQueue 0.1.11, interface.py, async_kv_batch_put). Nobody else changes a group before its status is told.
+    """
+    there = (tq.kv_list(TRAIN) or {}).get(TRAIN, {})
+    waited_for = [uid for uid in groups if there.get(uid, {}).get("status") in UNDER_WAY]
+    half = [key for key in there if "_" in key and key.rsplit("_", 2)[0] in waited_for]
+    if half:
+        tq.kv_clear(keys=half, partition_id=TRAIN)
+    return [groups[uid] for uid in waited_for]
 
 
 def _set_cell(row: TensorDict, name: str, value: Any) -> None:
@@ -404,7 +437,3 @@ def _cell(row: TensorDict, name: str) -> Any:
 def _nodes() -> list[str]:
     """Ids of the nodes that can run graphs."""
     return [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

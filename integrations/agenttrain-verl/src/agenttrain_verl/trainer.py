@@ -17,7 +17,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agenttrain.errors import AgenttrainError, ConfigError, RunError, TrainerError
+from agenttrain.errors import AgenttrainError, ConfigError, EngineError, RunError, TrainerError
 from agenttrain.exporters import exported
 from agenttrain.prepare import n_parameters
 from agenttrain.protocols import OnDone, TrainerContext
@@ -29,6 +29,10 @@ from agenttrain_verl.server_spec import ServerSpec
 from agenttrain_verl.shipping import runtime_env
 
 STATE = "agenttrain.json"
+RATE = "learning_rate"
+"""In that file: of the next update."""
+NOTICED_IN_S = 3.0
+"""How long after an error it may take until a process that died is known."""
 T = TypeVar("T")
 
 
@@ -55,6 +59,7 @@ class VerlTrainer:
         self._cluster: Any = None
         self._controller: Any = None
         self._workers: Any = None
+        self._watch: Any = None
         self._close = contextlib.ExitStack()
         try:
             self._open()
@@ -77,6 +82,8 @@ class VerlTrainer:
         facts = self._told(self._replica_facts)
         self.engine_name, self.takes_seeds = facts["name"], facts["takes_seeds"]
         self._workers = self._told(lambda: self._opened_workers(spec, facts))
+        self._watch = self._watched()
+        self._cluster.note_processes()
         self.adapter, n_of_adapter = described(self._plan)
         self.n_trained_parameters = n_of_adapter if self.adapter is not None else self.n_parameters
 
@@ -93,7 +100,7 @@ class VerlTrainer:
             raise TrainerError(f"agenttrain could not make itself known to veRL in this process: {fault}")
         assert self._context.elsewhere is not None
         config = compose(self._plan, run_dir=self._run_dir)
-        servers = ServerSpec(rollout=spec, run=self._run_dir.name, device=self._plan.device)
+        servers = ServerSpec(rollout=spec, run=self._run_dir.name, device=self._plan.device, exported=exported())
         OmegaConf.update(config, "actor_rollout_ref.rollout.custom", servers.as_custom(), force_add=True)
         return open_controller(
             config,
@@ -141,6 +148,18 @@ class VerlTrainer:
         self._controller.begin(workers)
         return workers
 
+    def _watched(self) -> Any:
+        """A watch on all that no run can replace."""
+        from agenttrain_verl.process_watch import ProcessWatch, vital_of
+
+        vital = vital_of(self._controller)
+        vital |= {f"the engine of replica {n}": server for n, server in enumerate(self._servers())}
+        return ProcessWatch(vital, next_step=self._next_step, died=self._workers.give_up)
+
+    @property
+    def _next_step(self) -> str:
+        return f"Checkpoints stand: agenttrain fit --resume {self._run_dir.name}."
+
     # ── the run ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
@@ -168,7 +187,7 @@ class VerlTrainer:
     def save(self, folder: Path) -> None:
         """veRL's checkpoint in `global_step_N/`, with our data cursor in its data.pt."""
         self._told(lambda: self._controller.save(folder))
-        (folder / STATE).write_text(json.dumps(self._state(), indent=1))
+        (folder / STATE).write_text(json.dumps({**self._state(), RATE: self._controller.rate}, indent=1))
 
     def restore(self, folder: Path) -> None:
         """Go on from what `save` wrote, with its weights on the replicas.
@@ -184,6 +203,7 @@ class VerlTrainer:
                     "with the run's own configuration, tasks and cluster."
                 )
         self._told(lambda: self._controller.restore(folder))
+        self._controller.rate = saved[RATE]
 
     def _state(self) -> dict[str, Any]:
         return {
@@ -228,10 +248,13 @@ class VerlTrainer:
 
     def close(self) -> None:
         """End workers, replicas, ranks and the cluster that was started. Safe to call twice."""
+        watch, self._watch = self._watch, None
         workers, self._workers = self._workers, None
         controller, self._controller = self._controller, None
         cluster, self._cluster = self._cluster, None
         try:
+            if watch is not None:
+                watch.close()
             if workers is not None:
                 workers.close()
             if controller is not None:
@@ -257,16 +280,28 @@ class VerlTrainer:
         """
         try:
             return work()
+        except EngineError as error:
+            raise self._of_a_death(within_s=NOTICED_IN_S) or error from error
         except AgenttrainError:
             raise
         except Exception as error:
-            from agenttrain_verl.worker_logs import worker_trouble
+            raise self._of_a_death(within_s=NOTICED_IN_S) or self._failure(error) from error
 
+    def _of_a_death(self, *, within_s: float) -> TrainerError | None:
+        """What the watch noticed: a dead process shows in many ways, and is told in one."""
+        trouble: TrainerError | None = self._watch.trouble(within_s=within_s) if self._watch is not None else None
+        if trouble is not None:
             self._keep_logs()
-            trouble = worker_trouble(error)
-            if isinstance(trouble, AgenttrainError):
-                raise trouble from error
-            raise TrainerError(f"veRL's trainer failed: {trouble}") from error
+        return trouble
+
+    def _failure(self, error: Exception) -> AgenttrainError:
+        from agenttrain_verl.worker_logs import worker_trouble
+
+        self._keep_logs()
+        trouble = worker_trouble(error)
+        if isinstance(trouble, AgenttrainError):
+            return trouble
+        return TrainerError(f"veRL's trainer failed: {trouble}. {self._next_step}")
 
     def _keep_logs(self) -> None:
         if self._cluster is not None:

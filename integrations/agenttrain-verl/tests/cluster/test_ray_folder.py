@@ -67,6 +67,39 @@ def test_the_processes_and_files_of_a_dead_driver_go_at_the_next_start(
     assert folder.path.exists()
 
 
+DRIVER = """
+import subprocess, sys, time
+import psutil
+from agenttrain_verl.ray_folder import RayFolder, stamp
+
+folder = RayFolder.make()
+guard = folder.guarded()
+left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+folder.write_owner([stamp(psutil.Process(left.pid))])
+print(folder.path, left.pid, flush=True)
+{end}
+"""
+
+
+def test_what_a_killed_driver_leaves_is_gone_soon() -> None:
+    """Though nobody starts another one: its guard outlives it, and ends with it."""
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER.format(end="time.sleep(60)")], stdout=subprocess.PIPE)
+    assert driver.stdout is not None
+    path, pid = driver.stdout.readline().split()
+    family = [*psutil.Process(driver.pid).children(), psutil.Process(int(pid))]
+    driver.kill()
+    driver.communicate()
+    _, left = psutil.wait_procs(family, timeout=20)
+    assert left == []
+    assert not Path(path.decode()).exists()
+
+
+def test_the_guard_of_a_driver_that_ended_what_it_began_touches_nothing() -> None:
+    """It goes when it is told that all is done."""
+    end = "guard.communicate(b'closed'); assert left.poll() is None; left.kill(); folder.remove()"
+    subprocess.run([sys.executable, "-c", DRIVER.format(end=end)], check=True, capture_output=True, timeout=30)
+
+
 def test_a_pid_that_was_given_again_is_nobodys(folder: RayFolder, sleeper: subprocess.Popen[bytes]) -> None:
     pid, began = stamped(sleeper)
     assert running((pid, began)) is not None
