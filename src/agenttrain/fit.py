@@ -109,8 +109,8 @@ class Fit:
     account: LifeAccount = field(init=False)
     first_version: int = 0
     """Of the weights that this life began to train."""
-    step_rollouts: list[RolloutResult] = field(default_factory=list)
-    """Results of the training step under way, every attempt."""
+    rollouts_by_step: dict[int, list[RolloutResult]] = field(default_factory=dict)
+    """Results of each step that isn't trained yet, every attempt, and of an evaluation at 0; any thread adds to it."""
     evaluation_alarms: list[Alarm] = field(default_factory=list)
 
     def report(self, notes: Sequence[Alarm] = ()) -> dict[str, Any]:
@@ -215,7 +215,7 @@ class Fit:
         self.account.write_when_due()
 
     def _note(self, result: RolloutResult) -> None:
-        self.step_rollouts.append(result)
+        self.rollouts_by_step.setdefault(result.request.step, []).append(result)
         self.watcher.rollout_done(result)
 
     def _completed(
@@ -248,7 +248,7 @@ class Fit:
         self.watcher.began(phase, len(requests))
         with self.account.evaluating(), telemetry.phase_span(phase):
             results = self._completed(requests, lambda still: self.trainer.evaluate(still, None))
-        self.step_rollouts.clear()
+        self.rollouts_by_step.pop(0, None)
         self.store.flush()
         self.account.write()
         summary = self._summary([result.rollout for result in results])
@@ -272,7 +272,7 @@ class Fit:
         self.watcher.began("train", config.trainer.steps)
         steps = self.trainer.steps()
         while True:
-            began, self.step_rollouts = time.perf_counter(), []
+            began = time.perf_counter()
             with self._saved_when_stopped():
                 step = next(steps, None)
             if step is None:
@@ -292,17 +292,17 @@ class Fit:
 
     def _after_step(self, step: StepResult, baseline: Mapping[str, Any], wall_s: float) -> list[Alarm]:
         """Store, figures, alarms, telemetry: all of it before the next step."""
-        ages = step_staleness(step)
+        rollouts, ages = self.rollouts_by_step.pop(step.step, []), step_staleness(step)
         self.store.put_trained(step.step, self.life, step.samples, advantages=step.advantages, staleness=ages)
         self.store.flush()
-        metrics = rollout_metrics(self.step_rollouts) | {**step.metrics, **staleness_metrics(ages), "wall_s": wall_s}
+        metrics = rollout_metrics(rollouts) | {**step.metrics, **staleness_metrics(ages), "wall_s": wall_s}
         left = self.job.config.trainer.steps - step.step
         merged = replace(step, metrics=metrics)
         alarms = step_alarms(merged, baseline_tool_calls=baseline["tool_calls"])
-        alarms += verifier_alarms(self.step_rollouts, step.step)
-        alarms += world_alarms(self.step_rollouts, step.step)
+        alarms += verifier_alarms(rollouts, step.step)
+        alarms += world_alarms(rollouts, step.step)
         alarms += engine_alarms(self._serving, step.step)
-        alarms += memory_alarms(self.memory.after_step(len(self.step_rollouts)), step.step, steps_to_go=left)
+        alarms += memory_alarms(self.memory.after_step(len(rollouts)), step.step, steps_to_go=left)
         row = {
             "step": step.step,
             "weight_version": step.weight_version,
@@ -313,7 +313,7 @@ class Fit:
             "dropped": dict(step.dropped),
         }
         self.run.append_metrics(row)
-        telemetry.update_spans(step.step, step.weight_version, trained_by_group(step, self.step_rollouts), metrics)
+        telemetry.update_spans(step.step, step.weight_version, trained_by_group(step, rollouts), metrics)
         self.job.plugins.observe("agenttrain_update_done", step_result=merged)
         self.account.write()
         self.watcher.step_done(row, self.job.config.trainer.steps, left * self._mean_wall_s())

@@ -6,6 +6,7 @@ is known up to its last entry, at most `EVERY_S` seconds of rollouts before.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ OF_COST = ("cpu_s", "gpus")
 
 @dataclass(slots=True)
 class LifeAccount:
-    """What one process does for a run."""
+    """What one process does for a run; any thread may write it."""
 
     run: RunFolder
     number: int
@@ -37,6 +38,7 @@ class LifeAccount:
     _evaluated_s: float = 0.0
     _evaluating_since: float | None = None
     _written: float = 0.0
+    _writing: threading.Lock = field(default_factory=threading.Lock)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -53,6 +55,10 @@ class LifeAccount:
 
     def write(self) -> None:
         """Let lives.json say what this life has come to."""
+        with self._writing:
+            self._write()
+
+    def _write(self) -> None:
         stats, wall_s = self.stats(), time.monotonic() - self.began
         entry: dict[str, Any] = {
             "life": self.number,

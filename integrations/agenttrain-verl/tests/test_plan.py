@@ -88,11 +88,6 @@ STOCK = {"rollout": "stock", "device": "cuda", "ranks_per_node": 4}
         ({"verl": {"correction": "token"}}, "trainer.importance_cap isn't set", "trainer.importance_cap = 2.0"),
         ({"trainer": {"minibatches": 200}}, "16 × 8 rollouts", "at most that"),
         ({"verl": {"ranks_per_node": 8}, "trainer": {"tasks_per_step": 2, "group_size": 2}}, "a step of 4", "lower"),
-        (
-            {"verl": {"mode": "colocate_async"}, "trainer": {"tasks_per_step": 101}},
-            "there are 100 training tasks",
-            "Lower trainer.tasks_per_step",
-        ),
     ],
 )
 def test_what_can_not_work(plan_with: PlanOf, tables: dict[str, dict[str, object]], seen: str, instead: str) -> None:

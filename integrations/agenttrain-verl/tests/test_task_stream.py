@@ -15,25 +15,32 @@ def ids(tasks: list[Task]) -> list[str]:
     return [task.id for task in tasks]
 
 
+def stream() -> TaskStream:
+    return TaskStream(TASKS, batch=3, seed=5)
+
+
 def test_steps_take_the_tasks_that_the_local_trainer_takes() -> None:
-    """Over the end of an epoch too."""
-    stream, cursor = TaskStream(TASKS, batch=3, seed=5), Cursor()
-    for _ in range(6):
+    """Over the end of an epoch too, and as often as they are asked for."""
+    ours, cursor = stream(), Cursor()
+    for step in range(1, 7):
         expected, cursor = tasks_at(TASKS, cursor, 3, 5)
-        assert ids(stream.take(3)) == ids(expected)
+        assert ids(ours.at(step)) == ids(ours.at(step)) == ids(expected)
+        ours.done(step)
 
 
-@pytest.mark.parametrize("taken", [[], [3], [3, 3], [1], [3, 1], [2, 2, 2]])
-def test_a_restored_stream_goes_on_where_it_stood(taken: list[int]) -> None:
-    """In the middle of a batch too, where rollouts are asked for one by one."""
-    stream = TaskStream(TASKS, batch=3, seed=5)
-    for n in taken:
-        stream.take(n)
-    again = TaskStream(TASKS, batch=3, seed=5)
-    again.load_state_dict(stream.state_dict())
-    assert [ids(again.take(2)) for _ in range(5)] == [ids(stream.take(2)) for _ in range(5)]
+@pytest.mark.parametrize(("done", "ahead"), [(0, 1), (0, 4), (1, 2), (3, 4), (3, 6), (5, 5)])
+def test_a_restored_stream_goes_on_after_what_is_trained(done: int, ahead: int) -> None:
+    """Whatever was asked for ahead of it is asked for again."""
+    whole, ours, again = stream(), stream(), stream()
+    for step in range(1, done + 1):
+        ours.at(step)
+        ours.done(step)
+    for step in range(done + 1, ahead + 1):
+        ours.at(step)
+    again.load_state_dict(ours.state_dict())
+    assert [ids(again.at(step)) for step in range(done + 1, 9)] == [ids(whole.at(step)) for step in range(done + 1, 9)]
 
 
-def test_more_than_all_tasks_may_be_asked_for() -> None:
-    """They come again, shuffled anew."""
-    assert len(TaskStream(TASKS, batch=3, seed=5).take(20)) == 20
+def test_no_task_is_twice_in_a_step() -> None:
+    """Where a step asks for more than there are, it takes all of them."""
+    assert sorted(ids(TaskStream(TASKS, batch=20, seed=5).at(3))) == [str(n) for n in range(7)]

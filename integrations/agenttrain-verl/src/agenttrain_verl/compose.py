@@ -313,7 +313,7 @@ def _trainer(plan: Plan, run_dir: Path) -> Keys:
 
 
 def _mode(plan: Plan) -> Keys:
-    """How far rollouts may run ahead. A rollout that is too old is waited for, never thrown away unread."""
+    """How far rollouts may run ahead, in veRL's words; a step's groups are begun and waited for by `controller`."""
     mode, staleness = plan.settings.mode, plan.settings.max_staleness
     keys: Keys = {"trainer.v1.trainer_mode": mode}
     if mode == "sync":

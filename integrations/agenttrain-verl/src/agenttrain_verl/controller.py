@@ -29,6 +29,7 @@ from omegaconf import OmegaConf, open_dict
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import get_trainer_cls
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.utils import tensordict_utils as tu
 from verl.utils.debug import marked_timer
 from verl.utils.tracking import Tracking
@@ -36,6 +37,7 @@ from verl.utils.tracking import Tracking
 from agenttrain_verl.calls import n_calls
 from agenttrain_verl.counted import Counted
 from agenttrain_verl.plan import Plan
+from agenttrain_verl.rates import first_rate, saved_rate
 from agenttrain_verl.rollout_workers import TRAIN, RolloutWorkers
 from agenttrain_verl.rows import TURNS, Row, rows_of
 
@@ -76,30 +78,55 @@ class StepOutcome:
 
 
 class TaskStream:
-    """Our data cursor where veRL expects its data loader: tasks one after the other, in the local trainer's order."""
+    """Our data cursor where veRL expects its data loader: the tasks of each step, as the local trainer takes them."""
 
     def __init__(self, tasks: Sequence[Task], *, batch: int, seed: int) -> None:
         self._tasks, self._batch, self._seed = tasks, batch, seed
-        self._next = self._of_now = Cursor()
-        self._ahead: list[Task] = []
+        self._trained = 0
+        self._cursors = [Cursor()]
+        """Where the steps after those that are trained begin."""
 
-    def take(self, n: int) -> list[Task]:
-        """The next n."""
-        taken: list[Task] = []
-        while len(taken) < n:
-            if not self._ahead:
-                self._of_now = self._next
-                self._ahead, self._next = tasks_at(self._tasks, self._of_now, self._batch, self._seed)
-            taken.append(self._ahead.pop(0))
-        return taken
+    def at(self, step: int) -> list[Task]:
+        """The tasks of a step that isn't trained yet, however far ahead."""
+        place = step - self._trained - 1
+        while len(self._cursors) <= place + 1:
+            _, following = tasks_at(self._tasks, self._cursors[-1], self._batch, self._seed)
+            self._cursors.append(following)
+        return tasks_at(self._tasks, self._cursors[place], self._batch, self._seed)[0]
+
+    def done(self, step: int) -> None:
+        """It is trained: a checkpoint of now goes on after it, whatever was asked for ahead."""
+        self.at(step)
+        self._cursors = self._cursors[step - self._trained :]
+        self._trained = step
 
     def state_dict(self) -> dict[str, int]:
-        used = self._batch - len(self._ahead) if self._next != self._of_now else 0
-        return {"epoch": self._of_now.epoch, "offset": self._of_now.offset, "used": used}
+        return {"trained": self._trained, "epoch": self._cursors[0].epoch, "offset": self._cursors[0].offset}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        self._next, self._ahead = Cursor(epoch=state["epoch"], offset=state["offset"]), []
-        self.take(state["used"])
+        self._trained = state["trained"]
+        self._cursors = [Cursor(epoch=state["epoch"], offset=state["offset"])]
+
+
+class StepBuffer(ReplayBuffer):  # type: ignore[misc]
+    """veRL's replay buffer, that waits for the groups of one step and gives those.
+
+    In veRL's asynchronous modes its own takes whichever groups are done, so that the others grow older than any bound.
+    """
+
+    wanted: Sequence[str] = ()
+    """Groups of the step, in the order of its tasks."""
+    look: Callable[[], None]
+    """Asked while it waits; what it raises ends the waiting."""
+
+    def _sampleable_terminal_keys(self, partition_id: str, eviction_reasons: Any) -> set[str]:
+        found: set[str] = super()._sampleable_terminal_keys(partition_id, eviction_reasons)
+        return found.intersection(self.wanted)
+
+    def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
+        self.look()
+        time.sleep(self.poll_interval)
+        return last_debug_time
 
 
 class Stepwise:
@@ -113,8 +140,9 @@ class Stepwise:
     workers: RolloutWorkers
     global_steps: int
     rollout_order: Sequence[str]
-    _chosen: Sequence[str]
-    """Groups that the replay buffer chose last."""
+    rate: float
+    _groups: dict[int, Sequence[str]]
+    """Step to the groups that were begun for it, until it samples them."""
 
     # ── made once ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -130,33 +158,29 @@ class Stepwise:
             for table in (self.config.actor_rollout_ref.actor.optim, self.config.critic.optim):
                 table.total_training_steps = self.total_training_steps * each
                 table.lr_warmup_steps = table.lr_warmup_steps * each
-            if self.trainer_mode != "sync":  # type: ignore[attr-defined]
-                self.config.data.gen_batch_size = 1
+        optim = self.config.actor_rollout_ref.actor.optim
+        self.rate = first_rate(optim) if self.plan.settings.strategy == "fsdp2" else optim.lr
 
-    def _build_replay_buffer(self) -> Any:
-        buffer = super()._build_replay_buffer()  # type: ignore[misc]
-        buffer.poll_interval = POLL_S
-        buffer._wait_for_next_poll = self._wait
-        choose = buffer._select_prompt_uids
-
-        def chosen(*args: Any) -> Any:
-            found = choose(*args)
-            self._chosen = list(found[0])
-            return found
-
-        buffer._select_prompt_uids = chosen
+    def _build_replay_buffer(self) -> StepBuffer:
+        # All that veRL's trainer has beside this by its mode's name is that checkpoints keep what is under way, of
+        # which our rollout workers would know nothing (trainer_base.py, 0.9.1): it is made again with its seeds.
+        self.trainer_mode = "sync"
+        buffer = StepBuffer(
+            trainer_mode=self.plan.settings.mode,
+            trainer_config=self.config.trainer.v1.get(self.plan.settings.mode, {}),
+            max_off_policy_threshold=None,
+            max_off_policy_strategy="wait",
+            sampler_kwargs=self.config.trainer.v1.sampler.sampler_kwargs,
+            poll_interval=POLL_S,
+        )
+        buffer.look = lambda: self.workers.check()
         return buffer
-
-    def _wait(self, partition_id: str, last_debug_time: float) -> float:
-        self.workers.check()
-        time.sleep(POLL_S)
-        return last_debug_time
 
     def begin(self, workers: RolloutWorkers) -> None:
         """Take the rollout workers, and open veRL's loggers."""
         self.workers = self.agent_loop_manager = workers
         self.prev_step_profile = self.curr_step_profile = self.next_step_profile = False
-        self._has_begun = False
+        self._groups, self._begun = {}, 0
         self.logger = Tracking(
             project_name=self.config.trainer.project_name,
             experiment_name=self.config.trainer.experiment_name,
@@ -175,10 +199,6 @@ class Stepwise:
         metrics: dict[str, Any] = {}
         self.timing_raw: dict[str, float] = {}
         try:
-            if not self._has_begun:
-                self._reissue_inflight_prompts()  # type: ignore[attr-defined]
-                self.on_train_begin()  # type: ignore[attr-defined]
-                self._has_begun = True
             with marked_timer("step", self.timing_raw):
                 self.on_step_begin()  # type: ignore[attr-defined]
                 batch = self.step(metrics, self.timing_raw)  # type: ignore[attr-defined]
@@ -188,6 +208,7 @@ class Stepwise:
             self.global_steps -= 1
             raise
         self._is_updating = False
+        self.train_dataloader.done(self.global_steps)
         epoch = (self.global_steps - 1) // self.steps_per_epoch
         if len(batch):
             self._compute_metrics(  # type: ignore[attr-defined]
@@ -207,11 +228,11 @@ class Stepwise:
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> KVBatchMeta:
         with marked_timer("gen", timing_raw, color="red"):
             self.on_sample_begin()  # type: ignore[attr-defined]
-            batch, found = self._sampled(sample_batch_size)
+            batch, found = self._sampled()
             metrics.update(found)
             batch.extra_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
             self.on_sample_end()  # type: ignore[attr-defined]
-        batch, outcome = self._taught(batch)
+        batch, outcome = self._taught(batch, self._groups.pop(self.global_steps))
         self._outcomes.append(outcome)
         if not len(batch):
             return batch
@@ -241,23 +262,24 @@ class Stepwise:
                 batch = me._update_actor(batch, metrics=metrics)
         return batch
 
-    def _sampled(self, n: int) -> tuple[KVBatchMeta, dict[str, Any]]:
-        """The rows of n finished groups; none where every rollout of theirs failed."""
-        self._chosen = []
+    def _sampled(self) -> tuple[KVBatchMeta, dict[str, Any]]:
+        """The rows of the step's groups; none where every rollout of theirs failed."""
+        buffer: StepBuffer = self.replay_buffer  # type: ignore[attr-defined]
+        buffer.wanted = self._groups[self.global_steps]
         try:
-            batch, found = self.replay_buffer.sample(  # type: ignore[attr-defined]
-                global_steps=self.global_steps, partition_id=TRAIN, batch_size=n
+            batch, found = buffer.sample(
+                global_steps=self.global_steps, partition_id=TRAIN, batch_size=len(buffer.wanted)
             )
         except RuntimeError as error:
             if NO_ROWS not in str(error):
                 raise
-            tq.kv_clear(keys=self._chosen, partition_id=TRAIN)
+            tq.kv_clear(keys=list(buffer.wanted), partition_id=TRAIN)
             return KVBatchMeta(partition_id=TRAIN), {}
         return batch, found
 
-    def _taught(self, batch: KVBatchMeta) -> tuple[KVBatchMeta, Trained]:
+    def _taught(self, batch: KVBatchMeta, uids: Sequence[str]) -> tuple[KVBatchMeta, Trained]:
         """Leave the rows of rollouts that teach; the others are told why not, and go."""
-        groups = [self.workers.take_group(uid) for uid in self._chosen]
+        groups = [self.workers.take_group(uid) for uid in uids]
         results = [result for group in groups for result in group.results]
         refused = {name: why for group in groups for name, why in group.refused.items()}
         taught = lessons(results, self.group_advantages, compares=not self.plan.algorithm.critic)
@@ -284,7 +306,7 @@ class Stepwise:
         return batch, Trained(results=tuple(results), lessons=taught, rows=tuple(left))
 
     def end(self) -> None:
-        """After the last step: what the asynchronous modes have under way beyond it is cut off, and told."""
+        """No step follows: what is under way is cut off, and told."""
         self.workers.cut_off()
         left = (tq.kv_list(TRAIN) or {}).get(TRAIN, {})
         if left:
@@ -292,9 +314,21 @@ class Stepwise:
 
     # ── tasks to groups ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def _next_train_batch(self, num_prompts: int | None = None) -> TensorDict:
-        tasks = self.train_dataloader.take(num_prompts or self.config.data.train_batch_size)
-        requests = [request for task in tasks for request in self._requests(task)]
+    def prepare_step(self) -> dict[str, Any]:
+        """Begin the groups of this step and of those that may be ahead of it, up to the last, unless they were."""
+        settings = self.plan.settings
+        ahead = 0 if settings.mode == "sync" else settings.max_staleness
+        newest = min(self.global_steps + ahead, self.plan.config.trainer.steps)
+        for step in range(max(self._begun + 1, self.global_steps), newest + 1):
+            batch = self._groups_at(step)
+            self._groups[step], self._begun = [str(uid) for uid in batch["uid"]], step
+            self._submit_batch_to_rollout(batch)  # type: ignore[attr-defined]
+        return {}
+
+    def _groups_at(self, step: int) -> TensorDict:
+        """A step's tasks as veRL's rows, one group each."""
+        tasks = self.train_dataloader.at(step)
+        requests = [request for task in tasks for request in self._requests(task, step)]
         kept, still = self._go_on(requests)
         width = self.config.actor_rollout_ref.rollout.n
         groups = [slice(at, at + width) for at in range(0, len(requests), width)]
@@ -311,13 +345,13 @@ class Stepwise:
         tu.assign_non_tensor_data(batch, "global_steps", self.global_steps)
         return batch
 
-    def _requests(self, task: Task) -> Iterator[RolloutRequest]:
+    def _requests(self, task: Task, step: int) -> Iterator[RolloutRequest]:
         config = self.plan.config
         for sibling in range(self.config.actor_rollout_ref.rollout.n):
             yield RolloutRequest(
                 task=task,
                 phase="train",
-                step=self.global_steps,
+                step=step,
                 sibling=sibling,
                 temperature=config.sampling.temperature,
                 seed=config.seed,
@@ -345,9 +379,12 @@ class Stepwise:
 
     def restore(self, folder: Path) -> None:
         """Go on from what `save` wrote, with its weights on the replicas."""
+        saved = next(folder.glob("global_step_*"))
         with open_dict(self.config):
             self.config.trainer.resume_mode = "resume_path"
-            self.config.trainer.resume_from_path = str(next(folder.glob("global_step_*")))
+            self.config.trainer.resume_from_path = str(saved)
+        if self.plan.settings.strategy == "fsdp2":
+            self.rate = saved_rate(saved / "actor")
         self.checkpoint_manager.sleep_replicas()  # type: ignore[attr-defined]
         self._load_checkpoint()  # type: ignore[attr-defined]
         self.on_init_end()  # type: ignore[attr-defined]

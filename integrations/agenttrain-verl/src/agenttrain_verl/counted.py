@@ -31,6 +31,7 @@ from verl.workers.utils.padding import response_from_nested
 from agenttrain_verl.calls import Call, anchored, calls_of, sequence_weights
 from agenttrain_verl.credit import GroupAdvantages, Known, deviation_factors, known
 from agenttrain_verl.dealing import Deal, deal, in_order, seed_of
+from agenttrain_verl.rates import rates
 from agenttrain_verl.rows import Row, rows_of, unbound
 from agenttrain_verl.step_figures import OWN, gap_figures, measured_figures, merged
 
@@ -65,6 +66,8 @@ class Counted(PPOTrainer):  # type: ignore[misc, unused-ignore]
     rollout_order: Sequence[str] = ()
     """Ids of a step's rollouts in the order of the requests, set before each: they are dealt in it."""
     dealt: Dealt
+    rate: float
+    """The learning rate of the next update."""
 
     # ── which rows go where ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -176,6 +179,7 @@ class Counted(PPOTrainer):  # type: ignore[misc, unused-ignore]
             outputs.append(self._one_call(call, batch))
         self._put(keys, "advantages", advantages)
         metrics.update(_reduced(outputs, "actor"))
+        metrics[f"{OWN}learning_rate"], self.rate = rates(outputs, first=self.rate)
         metrics[f"{OWN}updates"] = sum(call.n_updates for call in calls)
         return batch
 

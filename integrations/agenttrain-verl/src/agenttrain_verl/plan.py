@@ -288,11 +288,6 @@ def _refuse_batches(plan: Plan) -> None:
             f"{plan.n_ranks} trainer ranks share a step of {n_rollouts} rollouts, so that some would have none. Raise "
             "trainer.tasks_per_step or trainer.group_size, or lower verl.ranks_per_node."
         )
-    if plan.n_tasks and trainer.tasks_per_step > plan.n_tasks and settings.mode != "sync":
-        raise ConfigError(
-            f"trainer.tasks_per_step is {trainer.tasks_per_step}, and there are {plan.n_tasks} training tasks: in mode "
-            f"{settings.mode!r} each step needs that many. Lower trainer.tasks_per_step."
-        )
     own = overrides.at(settings.overrides, f"trainer.v1.{settings.mode}.parameter_sync_step")
     if settings.mode == "separate_async" and own not in (None, 1):
         raise ConfigError(

@@ -22,7 +22,6 @@ def step_result(outcome: StepOutcome) -> StepResult:
     metrics = {
         **rollout_figures(results, [trained.lessons for trained in outcome.trained]),
         **step_metrics(outcome.metrics),
-        **({"learning_rate": outcome.metrics["actor/lr"]} if "actor/lr" in outcome.metrics else {}),
         "tokens_trained": float(sum(sum(s.response_mask) for trained in outcome.trained for s in trained.samples)),
         "rollout_s": rollout_s,
         "train_s": sum(timing.get(name, 0.0) for name in UPDATE),

@@ -15,9 +15,10 @@ class VerlTable(Table):
     mode: Literal["sync", "colocate_async", "separate_async"] = "sync"
     """"sync": rollouts, then the update. The others go on rolling out meanwhile, on the same devices or on others."""
     max_staleness: int = Field(1, ge=1)
-    """Updates that a rollout's task may be older than its own update, in the modes that are not sync."""
+    """How many updates ahead of its own a rollout may be begun, in the modes that are not sync: no trained sample's
+    oldest token is older than that."""
     correction: Literal["none", "token", "sequence"] = "none"
-    """What importance weights are taken over, where trainer.importance_cap caps them; "none" with a cap means "token"."""
+    """What importance weights are taken over, where trainer.importance_cap caps them; "none" with it means "token"."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """"auto": CUDA where a GPU is seen or a cluster is named."""
     address: str | None = None
@@ -37,9 +38,9 @@ class VerlTable(Table):
     strategy: Literal["fsdp2", "megatron"] = "fsdp2"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of the trainer's passes. "auto": float32 on the CPU, bfloat16 on CUDA."""
-    loggers: list[str] = ["file"]
+    loggers: list[str] = Field(["file"])
     """veRL's own: file (in the run's verl/), tensorboard, wandb, mlflow …"""
     silence_s: float = Field(600.0, gt=0)
     """How long nothing may come back while rollouts are made before the run ends."""
-    overrides: dict[str, Any] = {}
+    overrides: dict[str, Any] = Field({})
     """veRL's own configuration, the last word: [verl.overrides.actor_rollout_ref.actor] entropy_coeff = 0.01."""
