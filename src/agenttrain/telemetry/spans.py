@@ -50,6 +50,12 @@ def is_recording() -> bool:
     return trace.get_current_span().is_recording()
 
 
+def is_traced() -> bool:
+    """True when the span of here is kept, in this process or in the one that `continued_from` goes on from."""
+    where = trace.get_current_span().get_span_context()
+    return where.is_valid and where.trace_flags.sampled
+
+
 def ids_of(span: Span | None) -> SpanIds:
     """Trace id and span id of a span as text, empty without a tracer."""
     where = span.get_span_context() if span is not None else None

@@ -127,7 +127,7 @@ class SglangEngine:
             max_length=self.max_length,
             n_vocabulary=self._plan.n_vocabulary,
         )
-        headers = telemetry.trace_context() if telemetry.is_recording() else {}
+        headers = telemetry.trace_context() if telemetry.is_traced() else {}
         future: Future[Generation] = Future()
         future.set_running_or_notify_cancel()
         call = Call(prompt_ids, sampling, session, headers, future)

@@ -11,6 +11,7 @@ In the process of `agenttrain fit`
     trainer          protocols.Trainer over all of it                  reporting      a step in our words
     controller       veRL's trainer, one step at a time                exporting      its checkpoint as a model folder
     rollout_workers  the processes in which graphs run: asked, watched, replaced
+    process_watch    the processes that a run can't do without         rates          learning rates by step
 
 A rollout counts once
     rows             which rollout each of veRL's rows is of           dealing        rows to ranks and mini-batches

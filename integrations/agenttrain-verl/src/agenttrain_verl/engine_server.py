@@ -12,11 +12,14 @@ import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+from agenttrain import telemetry
 from agenttrain.config import environment
 from agenttrain.errors import AgenttrainError, EngineError
+from agenttrain.exporters import exporting
 from agenttrain.plugins import Plugins
 from agenttrain.protocols import AdapterWeights, Engine, EngineContext, TakesAdapters, TellsNews
 from agenttrain.records import Generation, Sampling
@@ -28,7 +31,17 @@ from agenttrain_verl.weight_stream import Bucket, WeightStream
 NOTHING = Generation(token_ids=(), logprobs=(), weight_versions=(), stop_reason="aborted")
 OFF = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """Settings of veRL that an engine of agenttrain doesn't follow, and the value that changes nothing."""
-KNOWN = {"temperature", "max_tokens", "stop_token_ids", "seed", "experts_from", "n_drawn", "session", "logprobs"}
+KNOWN = {
+    "temperature",
+    "max_tokens",
+    "stop_token_ids",
+    "seed",
+    "experts_from",
+    "n_drawn",
+    "session",
+    "trace",
+    "logprobs",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +82,7 @@ class EngineServer:
         self._is_paused = False
         self._rejects = False
         self._push: _Push | None = None
+        self._stack = ExitStack()
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -78,6 +92,7 @@ class EngineServer:
         Raises:
             AgenttrainError: what the engine found wrong.
         """
+        self._stack.enter_context(exporting(self._spec.exported.exporter, self._spec.exported.run_id))
         self._engine = await asyncio.to_thread(self._opened)
         return await self.facts()
 
@@ -101,6 +116,7 @@ class EngineServer:
         engine, self._engine = self._engine, None
         if engine is not None:
             await asyncio.to_thread(engine.close)
+        await asyncio.to_thread(self._stack.close)
 
     def _opened(self) -> Engine:
         spec, config = self._spec, self._spec.config
@@ -141,7 +157,8 @@ class EngineServer:
             raise EngineError("A call holds images, video or audio, and an engine of agenttrain takes token ids alone.")
         session = str(sampling_params.get("session") or request_id)
         sampling = sampling_of(sampling_params, room=engine.max_length - len(prompt_ids))
-        generation = await self._answered(engine, tuple(prompt_ids), sampling, session)
+        with telemetry.continued_from(sampling_params.get("trace") or {}):
+            generation = await self._answered(engine, tuple(prompt_ids), sampling, session)
         return token_output(generation, weight_version=engine.weight_version)
 
     async def release(self, session: str) -> None:
@@ -293,7 +310,7 @@ def sampling_of(params: Mapping[str, Any], *, room: int) -> Sampling:
     if unknown:
         raise EngineError(
             f"A call asks for {', '.join(f'{name}={params[name]}' for name in unknown)}, and an engine of agenttrain "
-            f"follows {', '.join(sorted(KNOWN - {'logprobs', 'session'}))}. Leave the others out."
+            f"follows {', '.join(sorted(KNOWN - {'logprobs', 'session', 'trace'}))}. Leave the others out."
         )
     return Sampling(
         temperature=float(params.get("temperature", 1.0)),

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from agenttrain.config import Config
 from agenttrain.errors import TrainerError
+from agenttrain.exporters import NOTHING, Exported
 from agenttrain.records import RolloutSpec
 
 KEY = "agenttrain"
@@ -30,6 +31,8 @@ class ServerSpec:
     """What names this run's actors apart from those of others on the same cluster."""
     device: Literal["cpu", "cuda"]
     """"cpu": the engine sees no GPU."""
+    exported: Exported = NOTHING
+    """Where the driver's traces go, and as which run."""
 
     @property
     def config(self) -> Config:
@@ -67,4 +70,5 @@ class ServerSpec:
             )
         fields = json.loads(text)
         rollout = {**fields["rollout"], "plugins": tuple(fields["rollout"]["plugins"])}
-        return ServerSpec(rollout=RolloutSpec(**rollout), run=fields["run"], device=fields["device"])
+        exported = Exported(**fields["exported"])
+        return ServerSpec(rollout=RolloutSpec(**rollout), run=fields["run"], device=fields["device"], exported=exported)

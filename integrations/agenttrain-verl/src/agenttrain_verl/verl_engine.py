@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+from agenttrain import telemetry
 from agenttrain.errors import AgenttrainError, EngineError
 from agenttrain.records import Generation, Ids, RoutedExperts, Sampling, StopReason
 from verl.workers.rollout.replica import TokenOutput
@@ -210,6 +211,7 @@ def own_params(sampling: Sampling, *, session: str) -> dict[str, Any]:
         "seed": sampling.seed,
         "experts_from": sampling.experts_from,
         "session": session,
+        **({"trace": telemetry.trace_context()} if telemetry.is_recording() else {}),
     }
 
 
