@@ -184,7 +184,7 @@ class Cluster:
                 logging_level=logging.WARNING,
                 **(self._own(plan) if self.folder is not None else {}),
             )
-        except (RuntimeError, ConnectionError, ValueError, OSError) as error:
+        except Exception as error:  # Ray's own is a bare one where a node starts too slowly (2.60: _private/node.py)
             did = "can't be joined" if self.address else "can't be started"
             told = (str(error).strip() or repr(error)).splitlines()[0]
             raise TrainerError(f"{where} {did}: {told} {self._next_step()}") from error
