@@ -20,7 +20,7 @@ from agenttrain_verl.host import Host, HostSpec, Shipped, host_of_process, porta
 from agenttrain_verl.verl_engine import VerlEngine
 
 
-class RolloutWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type: ignore[misc]
+class RolloutWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class.__ray_actor_class__):  # type: ignore[misc]
     """`ray.remote(RolloutWorker)` makes the actor; it runs nothing before `open`."""
 
     async def open(self, spec: HostSpec) -> None:
@@ -65,6 +65,3 @@ class RolloutWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type:
         """Put the rows of one rollout into TransferQueue, without what is for our agent loop alone."""
         rest = {name: value for name, value in row.items() if not name.startswith(OURS)}
         await super()._agent_loop_postprocess(output, validate, **rest)
-
-
-RolloutWorker.__ray_actor_class__ = RolloutWorker  # inherited, it would name the process AgentLoopWorkerTQ (Ray 2.60)
