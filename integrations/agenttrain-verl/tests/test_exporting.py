@@ -9,11 +9,11 @@ import torch
 from agenttrain.config import resolve
 from agenttrain.errors import RunError
 from agenttrain.testing.small_model import tiny_model
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from agenttrain_verl.exporting import described, export_checkpoint, joined, merged, read_shards
+from agenttrain_verl.exporting import described, export_checkpoint, joined, read_shards
 from agenttrain_verl.plan import plan_of
 
 
@@ -37,19 +37,31 @@ def test_what_a_rank_saved_is_what_is_exported(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "tokenizer.json").is_file()
 
 
-def test_an_adapter_is_merged_as_peft_merges_it(tmp_path: Path) -> None:
-    """W + alpha / rank · B · A, under the base's names."""
+def test_an_adapter_is_exported_merged_and_alone(tmp_path: Path) -> None:
+    """W + alpha / rank · B · A under the base's names, and in adapter/ what peft reads."""
     base = tiny_model(tmp_path / "base")
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    adapted = get_peft_model(model, LoraConfig(r=4, lora_alpha=12, target_modules=["q_proj", "v_proj"]))
+    adapted = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32),
+        LoraConfig(r=4, lora_alpha=12, target_modules="all-linear"),
+    )
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
             if "lora_B" in name:
-                parameter.normal_()
-    weights = merged({name: tensor.clone() for name, tensor in adapted.state_dict().items()}, scale=12 / 4)
-    whole = adapted.merge_and_unload().state_dict()
-    assert set(weights) == set(whole)
-    assert all(torch.allclose(weights[name], whole[name], atol=1e-6) for name in whole)
+                parameter.normal_(std=0.02)
+    actor, out = tmp_path / "actor", tmp_path / "out"
+    actor.mkdir()
+    torch.save(adapted.state_dict(), actor / "model_world_size_1_rank_0.pt")
+    tables = {"model": str(base), "trainer": {"name": "verl", "adapter": "lora", "lora_rank": 4, "lora_alpha": 12}}
+    out.mkdir()
+    export_checkpoint(actor, base=Path(base), folder=out, plan=plan_of(resolve(("test", tables)), base, n_tasks=100))
+    whole = {name: tensor.clone() for name, tensor in adapted.merge_and_unload().state_dict().items()}
+    exported = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+    alone = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), out / "adapter"
+    ).merge_and_unload()
+    for found in (exported.state_dict(), alone.state_dict()):
+        assert set(found) == set(whole)
+        assert all(torch.allclose(found[name], whole[name], atol=1e-6) for name in whole)
 
 
 def test_an_adapter_is_described_as_the_local_trainer_does(tmp_path: Path) -> None:

@@ -14,20 +14,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from agenttrain.errors import RunError
 from agenttrain.local import policy
-from agenttrain.local.adapter import adapted_layers
+from agenttrain.local.adapter import Adapter, adapted_layers
 from agenttrain.local.learnable import Learnable
 
 if TYPE_CHECKING:
     from agenttrain_verl.plan import Plan
 
 _SHARD = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
-_ADAPTED = re.compile(r"(?P<layer>.+)\.lora_(?P<part>[AB])\.default\.weight")
 PEFT = "base_model.model."
 """Before the names of a model inside peft's."""
 
 
 def export_checkpoint(actor: Path, *, base: Path, folder: Path, plan: Plan) -> None:
-    """Write the weights of a checkpoint as a Hugging Face folder.
+    """Write the weights of a checkpoint as a Hugging Face folder; an adapter stands in adapter/ too, as peft reads it.
 
     Args:
         actor: `global_step_N/actor` of veRL's checkpoint.
@@ -37,12 +36,17 @@ def export_checkpoint(actor: Path, *, base: Path, folder: Path, plan: Plan) -> N
     Raises:
         RunError: the checkpoint's shards are not all there, or not FSDP2's.
     """
-    trainer = plan.config.trainer
-    weights = merged(joined(read_shards(actor)), scale=trainer.lora_alpha / trainer.lora_rank)
-    model = policy.load_model(base, device=torch.device("cpu"))
-    known = model.state_dict()
-    policy.load_weights(model, {name: tensor for name, tensor in weights.items() if name in known}, where=str(actor))
-    Learnable(base, model).export(folder)
+    learned = _learned(base, policy.load_model(base, device=torch.device("cpu")), plan)
+    weights = {name.removeprefix(PEFT): tensor for name, tensor in joined(read_shards(actor)).items()}
+    learned.restore({name: weights[name].float() for name in learned.saved()}, where=str(actor))
+    learned.export(folder)
+
+
+def _learned(base: Path, model: Any, plan: Plan) -> Learnable:
+    """What the local trainer would hold of it: it knows what is saved, and how that is exported."""
+    if plan.adapter_rank is None:
+        return Learnable(base, model)
+    return Adapter(base, model, settings=plan.config.trainer, seed=plan.config.seed)
 
 
 def described(plan: Plan) -> tuple[Mapping[str, Any] | None, int]:
@@ -97,20 +101,3 @@ def _joined(parts: Sequence[Any]) -> torch.Tensor:
     if not placement.is_shard():
         return local[0]
     return torch.cat(local, dim=placement.dim)
-
-
-def merged(weights: Mapping[str, torch.Tensor], *, scale: float) -> dict[str, torch.Tensor]:
-    """Weights under the base model's names, with what adapters add to them: W + scale · B · A."""
-    added: dict[str, dict[str, torch.Tensor]] = {}
-    plain: dict[str, torch.Tensor] = {}
-    for name, tensor in weights.items():
-        own = name.removeprefix(PEFT)
-        match = _ADAPTED.fullmatch(own)
-        if match:
-            added.setdefault(match["layer"], {})[match["part"]] = tensor
-        else:
-            plain[own.replace(".base_layer.", ".")] = tensor
-    for layer, parts in added.items():
-        name = f"{layer}.weight"
-        plain[name] = plain[name].float() + scale * (parts["B"].float() @ parts["A"].float())
-    return plain
