@@ -42,6 +42,8 @@ SPARE_CPUS = 16
 """Places for actors that ask Ray for a CPU while they start; on an own cluster a number and nothing else."""
 ENDS_IN_S = 2.0
 """For what Ray has told to end."""
+QUEUE = "TransferQueueController"
+"""The one name that the queue has in a cluster; who starts another joins it (TransferQueue 0.1.11, interface.py)."""
 LOG_BYTES = 20 * 2**20
 """Of one process's log, what is kept."""
 
@@ -78,7 +80,8 @@ class Cluster:
 
         Raises:
             ConfigError: an address that can't be joined from here.
-            TrainerError: Ray can't be started or reached, has no place for the plan, or its nodes differ from this one.
+            TrainerError: Ray can't be started or reached, has no place for the plan, has another run's queue, or its
+                nodes differ from this one.
             RunError: there is no folder for an own cluster.
         """
         address = plan.settings.address
@@ -221,8 +224,13 @@ class Cluster:
     def _wait_for_place(self, plan: Plan, patience_s: float) -> None:
         """Nodes of a joined cluster may still be on their way."""
         needed, until = needs.needs_of(plan), time.monotonic() + patience_s
-        while needed.shortage(self.nodes()) is not None and time.monotonic() < until:
+        while (needed.shortage(self.nodes()) is not None or _has_queue()) and time.monotonic() < until:
             time.sleep(1.0)
+        if _has_queue():
+            raise TrainerError(
+                f"The Ray cluster at {self.address} has a transfer queue already ({QUEUE}): another run of veRL is on "
+                "it, and this one would train that one's rows. Wait until it has ended, or use another cluster."
+            )
         needs.check(needed, self.nodes(), address=str(self.address))
 
     def _processes(self) -> list[Stamp]:
@@ -237,6 +245,10 @@ class Cluster:
             return []
         path, children = str(self.folder.path), psutil.Process().children()
         return [child for child in children if child.pid not in self._before and _names(child, path)]
+
+
+def _has_queue() -> bool:
+    return any(actor["name"] == QUEUE for actor in ray.util.list_named_actors(all_namespaces=True))
 
 
 def refuse_address(address: str | None) -> None:
