@@ -72,11 +72,11 @@ class Case:
 
 
 CASES = (
-    Case(name="worker", what="a rollout worker", find="ray::RolloutWorker", exit=0),
+    Case(name="worker", what="a rollout worker", find="ray::AgentLoopWorkerTQ", exit=0),
     Case(
         name="worker-of-two",
         what="one of two rollout workers",
-        find="ray::RolloutWorker",
+        find="ray::AgentLoopWorkerTQ",
         exit=0,
         settings={"verl.rollout_workers": 2},
     ),

@@ -20,8 +20,12 @@ from agenttrain_verl.host import Host, HostSpec, Shipped, host_of_process, porta
 from agenttrain_verl.verl_engine import VerlEngine
 
 
-class RolloutWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class.__ray_actor_class__):  # type: ignore[misc]
-    """`ray.remote(RolloutWorker)` makes the actor; it runs nothing before `open`."""
+class RolloutWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type: ignore[misc]
+    """`ray.remote(RolloutWorker)` makes the actor; it runs nothing before `open`.
+
+    Ray calls its process AgentLoopWorkerTQ: the name is inherited with what Ray makes of veRL's class (2.60: actor.py,
+    _modify_class), and the class below it can't be pickled.
+    """
 
     async def open(self, spec: HostSpec) -> None:
         """Load the graph in this process.

@@ -350,12 +350,12 @@ class RolloutWorkers(AgentLoopManagerTQ):  # type: ignore[misc]
             self._books.restarts += 1
             if self._books.restarts > self._restarts:
                 raise TrainerError(
-                    f"{why}. {self._restarts} rollout workers were replaced already (verl.worker_restarts). Look for "
+                    f"A rollout worker died: {why}. {self._restarts} were replaced already (verl.worker_restarts). Look for "
                     "what ends them in the logs: often memory."
                 ) from error
         n_lost = self._told_as_lost(dead)
         with self._lock:
-            self._news.append(f"{why}; it was replaced, and {n_lost} rollouts are made again")
+            self._news.append(f"a rollout worker was replaced, and {n_lost} rollouts are made again: {why}")
         worker = self._started()
         ray.get(worker.actor.open.remote(self._host))
         self._watch(worker)

@@ -9,6 +9,7 @@ after each abort.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -16,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 from agenttrain.errors import AgenttrainError, EngineError
 from agenttrain.records import RoutedExperts
+from ray.exceptions import RayActorError
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
@@ -27,6 +29,9 @@ LIMITS: Final = ("max_tokens", "max_new_tokens")
 FIRST_WAIT_S: Final = 0.02
 LONGEST_WAIT_S: Final = 1.0
 """Between two calls of which the first brought nothing: a server that is left alone rejects them at once."""
+DEAD_FOR_S: Final = 30.0
+"""How long a turn waits whose server has died. The run ends by it long before, and a rollout that waits is made again
+when the run goes on; one that was told would count as failed."""
 NO_SERVER = "No available servers in load balancer"
 """What veRL's router raises while none serves (workers/rollout/router.py, 0.9.1)."""
 
@@ -134,6 +139,8 @@ class TurnClient(LLMServerClient):  # type: ignore[misc]
         except Exception as error:
             if NO_SERVER in str(error):
                 return None
+            if isinstance(error, RayActorError) and await _ended_within(turn, DEAD_FOR_S):
+                return None
             raise own_error(error, where=f"the replica that answers {request_id}") from error
 
     async def _server_of(self, request_id: str) -> tuple[str, Any]:
@@ -193,6 +200,13 @@ def _as_ours(part: TokenOutput) -> TokenOutput:
     version = extra.get("global_steps") or 0
     told = {**extra, "global_steps": version, "weight_versions": [version] * len(part.token_ids)}
     return part.model_copy(update={"extra_fields": told})
+
+
+async def _ended_within(turn: _Turn, seconds: float) -> bool:
+    until = time.monotonic() + seconds
+    while not turn.is_ended and time.monotonic() < until:
+        await asyncio.sleep(FIRST_WAIT_S)
+    return turn.is_ended
 
 
 def _is_full(turn: _Turn) -> bool:

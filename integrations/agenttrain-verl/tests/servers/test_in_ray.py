@@ -19,7 +19,7 @@ from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 
-from agenttrain_verl import cpu
+from agenttrain_verl import cpu, turn_client
 from agenttrain_verl.replica import EngineReplica
 from agenttrain_verl.turn_client import TurnClient
 
@@ -123,7 +123,7 @@ async def greedy(client: TurnClient) -> Any:
     return await client.generate("r", prompt_ids=PROMPT, sampling_params=GREEDY)
 
 
-def test_two_ranks_push_to_the_replica_beside_them(cluster: None, spec: Any) -> None:
+def test_two_ranks_push_to_the_replica_beside_them(cluster: None, spec: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sharded weights, gathered by both, reach it whole; a refusal is told in its own words and hangs nobody."""
     from verl.workers.config import HFModelConfig
 
@@ -152,6 +152,7 @@ def test_two_ranks_push_to_the_replica_beside_them(cluster: None, spec: Any) -> 
         assert (await greedy(client)).extra_fields["global_steps"] == 3
         with pytest.raises(EngineError, match="id 999"):
             await client.generate("r", prompt_ids=[999], sampling_params=GREEDY)
+        monkeypatch.setattr(turn_client, "DEAD_FOR_S", 0.5)
         ray.kill(replica.server_handle)
         began = time.monotonic()
         with pytest.raises(EngineError, match="The process of the replica that answers r has died"):

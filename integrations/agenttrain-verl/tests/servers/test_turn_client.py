@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
+from agenttrain_verl import turn_client
 from agenttrain_verl.engine_server import EngineServer
 from agenttrain_verl.turn_client import joined
 from agenttrain_verl.weight_stream import packed
@@ -181,7 +182,11 @@ def test_what_a_server_refuses_is_an_engine_error_in_its_own_words(spec: Any, cl
     run(body)
 
 
-def test_a_dead_server_is_an_engine_error_at_once(client_of: Any) -> None:
+def test_a_dead_server_is_an_engine_error_once_nobody_ended_the_run(
+    client_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turn_client, "DEAD_FOR_S", 0.2)
+
     class Dead:
         async def generate(self, **kwargs: Any) -> TokenOutput:
             raise ActorDiedError()
@@ -189,6 +194,26 @@ def test_a_dead_server_is_an_engine_error_at_once(client_of: Any) -> None:
     async def body() -> None:
         with pytest.raises(EngineError, match="has died"):
             await client_of(a=Dead()).generate("r", prompt_ids=PROMPT, sampling_params=LONG)
+
+    run(body)
+
+
+def test_a_turn_of_a_dead_server_ends_with_its_rollout(client_of: Any) -> None:
+    """As aborted: it is made again when the run goes on."""
+
+    class Dead:
+        async def generate(self, **kwargs: Any) -> TokenOutput:
+            raise ActorDiedError()
+
+        async def release(self, session: str) -> None: ...
+
+    async def body() -> None:
+        client = client_of(a=Dead())
+        turn = asyncio.ensure_future(client.generate("r", prompt_ids=PROMPT, sampling_params=LONG))
+        await asyncio.sleep(0.2)
+        assert not turn.done()
+        await client.end("r")
+        assert (await turn).stop_reason == "aborted"
 
     run(body)
 
