@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from agenttrain_verl.cpu import environment_variables
 from agenttrain_verl.plan import Plan, plan_of
 
 os.environ.update(environment_variables())  # before any test imports verl
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))  # whose harness some tests run
 
 OF_UPSTREAMS = (
     r"ignore:.* engine is not available:UserWarning:verl\.workers\.engine",

@@ -2,92 +2,23 @@
 
 from __future__ import annotations
 
-import math
-import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-
 import pytest
 from agenttrain.capture.store import StoreView
-from agenttrain.records import Rollout, Turn
-from agenttrain.testing.toy import ToyProject, ToyRun
+from agenttrain.records import Rollout
+from agenttrain.testing.toy import ToyRun
+from second_graph import POLICY, by_hand, copied, from_run, group_of, in_units_of_deviation, teaches
 
-HERE = Path(__file__).parent
-GRAPH = HERE / "graphs" / "summarizing"
-POLICY = HERE.parents[2] / "examples" / "order-desk" / "policy"
 BROKEN = "desk-23"
 """A task of the first step whose siblings 0 and 2 have a broken line."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Token:
-    """A token that was trained."""
-
-    rollout_id: str
-    conversation: int
-    """0: the lookups; 1: the reply."""
-    id: int
-    logprob: float
-    advantage: float
-
-
-def copied(folder: Path) -> ToyProject:
-    """The graph in a folder that may be written to."""
-    shutil.copytree(GRAPH, folder)
-    return ToyProject(folder)
-
-
-def in_units_of_deviation(rewards: Sequence[float]) -> list[float]:
-    """GRPO's advantages: the distance from the group's mean over its standard deviation."""
-    mean = sum(rewards) / len(rewards)
-    deviation = math.sqrt(sum((reward - mean) ** 2 for reward in rewards) / len(rewards))
-    return [(reward - mean) / deviation for reward in rewards]
-
-
-def group_of(store: StoreView, task_id: str, *, step: int = 1) -> list[Rollout]:
-    """The rollouts of one group that have a reward, by sibling."""
-    group = [r for r in store.rollouts() if (r.phase, r.step, r.task_id) == ("train", step, task_id)]
-    return sorted((r for r in group if r.reward is not None), key=lambda r: r.sibling)
-
-
-def by_hand(store: StoreView, group: Sequence[Rollout]) -> list[Token]:
-    """What ought to be trained: every token that `look` and `reply` sampled, and nothing else."""
-    advantages = in_units_of_deviation([rollout.reward.score for rollout in group if rollout.reward is not None])
-    tokens = []
-    for rollout, advantage in zip(group, advantages, strict=True):
-        for turn in store.turns(rollout.id):
-            if turn.site.node in ("look", "reply"):
-                tokens += _tokens_of(turn, advantage)
-    return tokens
-
-
-def _tokens_of(turn: Turn, advantage: float) -> list[Token]:
-    place = {"rollout_id": turn.rollout_id, "conversation": int(turn.site.node == "reply"), "advantage": advantage}
-    both = zip(turn.response_ids, turn.response_logprobs, strict=True)
-    return [Token(id=id, logprob=logprob, **place) for id, logprob in both]  # type: ignore[arg-type]
-
-
-def from_run(store: StoreView, group: Sequence[Rollout]) -> list[Token]:
-    """What the trainer handed to its loss."""
-    tokens = []
-    for rollout in group:
-        for conversation, row in enumerate(store.trained(rollout.id)):
-            sample = row.sample
-            columns = (sample.response_ids, sample.response_logprobs, row.advantages, sample.response_mask)
-            tokens += [
-                Token(rollout_id=rollout.id, conversation=conversation, id=id, logprob=logprob, advantage=advantage)
-                for id, logprob, advantage, mask in zip(*columns, strict=True)
-                if mask
-            ]
-    return tokens
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> ToyRun:
-    """Two steps of the local trainer."""
+@pytest.fixture(scope="module", params=["local", pytest.param("verl", marks=pytest.mark.verl)])
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ToyRun:
+    """Two steps of each trainer."""
     project = copied(tmp_path_factory.mktemp("second") / "summarizing")
-    return project.fit(model=str(POLICY), engine={"process": "shared"}, eval={"tasks": 2})
+    return project.fit(
+        model=str(POLICY), engine={"process": "shared"}, eval={"tasks": 2}, trainer={"name": request.param}
+    )
 
 
 def whole(store: StoreView) -> list[Rollout]:
@@ -132,7 +63,7 @@ def test_no_token_of_a_summary_is_trained(run: ToyRun) -> None:
 
 def test_one_group_by_hand_and_from_the_run(run: ToyRun) -> None:
     """Every token of both conversations has its rollout's advantage, which counts once in the group's mean."""
-    teaching = [task for task in ("desk-00", "desk-22", "desk-24") if _teaches(group_of(run.store, task))]
+    teaching = [task for task in ("desk-00", "desk-22", "desk-24") if teaches(group_of(run.store, task))]
     assert teaching
     for task in teaching:
         group = group_of(run.store, task)
@@ -147,10 +78,6 @@ def test_one_group_by_hand_and_from_the_run(run: ToyRun) -> None:
             )
             assert theirs.logprob == ours.logprob
             assert theirs.advantage == pytest.approx(ours.advantage, rel=1e-6, abs=1e-9)
-
-
-def _teaches(group: Sequence[Rollout]) -> bool:
-    return len({rollout.reward.score for rollout in group if rollout.reward is not None}) > 1
 
 
 def test_siblings_with_a_broken_line_are_no_part_of_their_group(run: ToyRun) -> None:
@@ -168,7 +95,7 @@ def test_siblings_with_a_broken_line_are_no_part_of_their_group(run: ToyRun) -> 
 
 def test_a_group_with_failures_is_its_other_siblings(run: ToyRun) -> None:
     """Their mean and deviation are those of the rollouts that have a reward."""
-    broken = [task for task in ("desk-08", "desk-26") if _teaches(group_of(run.store, task, step=2))]
+    broken = [task for task in ("desk-08", "desk-26") if teaches(group_of(run.store, task, step=2))]
     assert broken
     for task in broken:
         group = group_of(run.store, task, step=2)

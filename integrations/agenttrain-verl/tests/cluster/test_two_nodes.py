@@ -1,10 +1,15 @@
-"""Two nodes of a Ray cluster, as Ray's own test utility simulates them: a graph reaches the second one."""
+"""Two nodes of a Ray cluster, as Ray's own test utility simulates them: a graph reaches both, and both train it."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import sqlite3
+import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +24,10 @@ from agenttrain.protocols import EngineContext
 from agenttrain.records import RolloutRequest, RolloutSpec
 from agenttrain.rollout import open_runner_of
 from agenttrain.tasks import read_tasks
+from agenttrain.testing.toy import ToyProject, ToyRun
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from agenttrain_verl.cluster import Cluster, set_variables
+from agenttrain_verl.cluster import QUEUE, Cluster, set_variables
 from agenttrain_verl.plan import Plan, plan_of
 from agenttrain_verl.ray_folder import RayFolder
 from agenttrain_verl.shipping import resolved, runtime_env
@@ -120,7 +126,119 @@ def test_a_cluster_that_is_too_small_is_refused_before_anything_waits(two_nodes:
     assert not ray.is_initialized()
 
 
+def test_a_cluster_that_another_run_is_on_is_refused(two_nodes: Any, tmp_path: Path) -> None:
+    """Its queue's controller has one name in the whole cluster, whatever job asks."""
+    other = f"""
+import time, ray
+ray.init(address={two_nodes.address!r}, log_to_driver=False)
+queue = ray.remote(type("Queue", (), {{}})).options(name={QUEUE!r}, namespace="transfer_queue", num_cpus=0).remote()
+queue.__ray_ready__.remote()
+print("up", flush=True)
+time.sleep(600)
+"""
+    process = subprocess.Popen([sys.executable, "-c", other], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert "up" in process.stdout.readline()
+        with pytest.raises(TrainerError, match="another run of veRL is on it"):
+            Cluster.open(plan_at(two_nodes.address), run_dir=tmp_path, runtime_env={}, patience_s=1.0)
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_a_policy_that_is_not_on_a_node_is_told(two_nodes: Any, tmp_path: Path) -> None:
     plan = replace(plan_at(two_nodes.address), model=tmp_path / "nowhere")
     with pytest.raises(TrainerError, match=r"has no .*/nowhere, and the policy is too large to be shipped by Ray"):
         Cluster.open(plan, run_dir=tmp_path, runtime_env={})
+
+
+# ── a whole run ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+N_TRAIN, N_EVAL = 12, 6
+OURS = ("EngineServer", "RolloutWorker")
+
+
+@pytest.fixture(scope="module")
+def run(two_nodes: Any, tmp_path_factory: pytest.TempPathFactory) -> ToyRun:
+    """One step of the order desk with a rank, a replica and a rollout worker on each node."""
+    folder = tmp_path_factory.mktemp("run") / "desk"
+    shutil.copytree(DESK, folder)
+    return trained(folder, two_nodes.address)
+
+
+def trained(folder: Path, address: str) -> ToyRun:
+    return ToyProject(folder).fit(
+        trainer={"name": "verl", "steps": 1, "tasks_per_step": N_TRAIN // 4, "group_size": 4},
+        eval={"tasks": N_EVAL},
+        verl={"address": address, "device": "cpu", "nodes": 2, "ranks_per_node": 1, "rollout_workers": 2},
+    )
+
+
+def actors_of(address: str) -> list[dict[str, Any]]:
+    """All that the cluster knows of, those that have ended too."""
+    ray.init(address=address, log_to_driver=False)
+    try:
+        return list(ray._private.state.actors().values())
+    finally:
+        ray.shutdown()
+
+
+def rollouts_by_process(run: ToyRun) -> dict[int, int]:
+    """Process id, which stands in a file's name, to how many rollouts it wrote."""
+    written: Counter[int] = Counter()
+    for file in run.folder.rollouts.glob("*.db"):
+        with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as records:
+            written[int(file.name.split("-")[1])] += records.execute("SELECT COUNT(*) FROM rollouts").fetchone()[0]
+    return {process: n for process, n in written.items() if n}
+
+
+def test_each_rollout_is_stored_once_whatever_node_made_it(run: ToyRun) -> None:
+    """Those of the driver's node by its worker, those of the other one by the driver, which got them shipped."""
+    assert Counter(rollout.phase for rollout in run.store.rollouts()) == {
+        "baseline": N_EVAL,
+        "train": N_TRAIN,
+        "held_out": N_EVAL,
+    }
+    by_process = rollouts_by_process(run)
+    assert len(by_process) == 2
+    assert os.getpid() in by_process
+    assert sum(by_process.values()) == N_TRAIN + 2 * N_EVAL
+    assert all(run.store.turns(rollout.id) for rollout in run.store.rollouts())
+
+
+def test_two_ranks_train_what_was_sampled_on_both_nodes(run: ToyRun) -> None:
+    tokens = run.report["tokens"]
+    assert (tokens["drifted"], run.report["steps"]) == (0, 1)
+    assert tokens["trained"] > 0
+    assert tokens["sampled"] == tokens["trained"] + tokens["frozen"] + tokens["dropped"]
+    assert run.report["logprob_gap"]["max"] < 1e-3
+
+
+def test_the_exported_policy_is_whole(run: ToyRun) -> None:
+    """As many numbers as the base has, and some of them learned."""
+    from safetensors.torch import load_file
+
+    base, policy = (load_file(at / "model.safetensors") for at in (DESK / "policy", run.folder.policy))
+    assert {name: value.shape for name, value in base.items()} == {name: value.shape for name, value in policy.items()}
+    assert any(not policy[name].equal(value.float()) for name, value in base.items())
+
+
+def test_the_cluster_stands_and_nothing_of_the_run_is_left_on_it(run: ToyRun, two_nodes: Any) -> None:
+    actors = actors_of(two_nodes.address)
+    assert [actor["ActorClassName"] for actor in actors if actor["State"] != "DEAD"] == []
+    for name in OURS:
+        nodes = {actor["Address"]["NodeID"] for actor in actors if actor["ActorClassName"] == name}
+        assert len(nodes) == 2, (name, actors)
+
+
+def test_a_second_run_on_the_same_cluster_is_as_the_first(run: ToyRun, two_nodes: Any, tmp_path: Path) -> None:
+    shutil.copytree(DESK, tmp_path / "desk")
+    again = trained(tmp_path / "desk", two_nodes.address)
+
+    def sampled(of: ToyRun) -> dict[str, list[tuple[int, ...]]]:
+        ids = [rollout.id for rollout in of.store.rollouts() if rollout.phase != "held_out"]
+        return {id: [turn.response_ids for turn in of.store.turns(id)] for id in ids}
+
+    assert sampled(again) == sampled(run)
+    assert again.report["tokens"]["drifted"] == 0
