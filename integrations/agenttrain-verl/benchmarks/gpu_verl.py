@@ -13,7 +13,7 @@ Parts, each a whole `agenttrain fit --trainer verl` with a time limit of its own
 - stock: `verl.rollout = "stock"`, veRL's own SGLang; left out where this environment has no SGLang.
 - local: the local engine in a replica, which needs no SGLang at all.
 
-Of each is told what the run's report says (difference, tokens, gap of log probabilities, seconds), tokens a second, and
+Of each is told what the run's report says (difference, tokens, gap of log probabilities, seconds) and by step, and
 which of these do not hold: every sampled token is trained, frozen or dropped; none drifted; the mean gap is below 0.05
 (1e-3 in the smoke, which is in float32); held-out rollouts were sampled by the last weights; veRL's checkpoint and the
 exported policy are there. Prints one JSON object; exits 1 when something does not hold, or a part did not end.
@@ -121,11 +121,10 @@ def told(report: Mapping[str, Any], run: Path) -> dict[str, Any]:
     """Of the report, what is looked at here."""
     keys = ("engine", "steps", "difference", "tokens", "logprob_gap", "wall_s", "seeds")
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    of_a_step = ("wall_s", "rollout_s", "train_s", "sync_s", "tokens_per_s", "reward", "grad_norm")
     return {
         **{key: report.get(key) for key in keys},
-        "step_s": [row.get("seconds") for row in steps],
-        "trained_per_s": report["tokens"]["trained"] / report["wall_s"] if report.get("wall_s") else None,
-        "news": [row["news"] for row in steps if row.get("news")],
+        "by_step": {key: [row.get(key) for row in steps] for key in of_a_step},
     }
 
 
