@@ -31,16 +31,19 @@ def session() -> Iterator[Any]:
             ray.shutdown()
 
 
-class Rank:
-    """Stands for a rank: whoever asks it waits."""
+def rank_of(session: Any) -> Any:
+    """Stands for a trainer's rank: whoever asks it to work waits. Its class is of no module that Ray would look for."""
 
-    def pid(self) -> int:
-        import os
+    class Rank:
+        def is_there(self) -> bool:
+            return True
 
-        return os.getpid()
+        def work(self) -> None:
+            time.sleep(600)
 
-    def work(self) -> None:
-        time.sleep(600)
+    rank = session.remote(Rank).options(num_cpus=0).remote()
+    assert session.get(rank.is_there.remote())
+    return rank
 
 
 def test_a_dead_queue_ends_every_wait(session: Any) -> None:
@@ -50,8 +53,7 @@ def test_a_dead_queue_ends_every_wait(session: Any) -> None:
 
     from agenttrain_verl.process_watch import ProcessWatch, vital_of
 
-    rank = session.remote(Rank).options(num_cpus=0).remote()
-    session.get(rank.pid.remote())
+    rank = rank_of(session)
     vital = {**vital_of(None), "the trainer's rank 0": rank}
     assert sorted(vital) == [
         "the trainer's rank 0",

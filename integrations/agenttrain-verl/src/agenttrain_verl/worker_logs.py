@@ -14,6 +14,10 @@ TAIL_BYTES = 64 * 2**10
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 OF_RAY = re.compile(r"^(:(job_id|actor_name|task_name):|\[\d{4}-\d\d-\d\d .*\] )")
 """Ray's own lines in a worker's log: marks, and those of its C++ parts."""
+NOISE = re.compile(r"%\||[Ww]arning|^(\[rank\d+\]:)?[WI]\d{4} |Using blocking ray\.get")
+"""Progress bars and warnings: what a process goes on after, and no reason for its end."""
+WENT = "connection error code 2. End of file."
+"""Ray's word for a process that was suddenly gone."""
 FIELD = re.compile(r"^\s*(class_name|pid|ip|name): (.+)$", re.MULTILINE)
 
 
@@ -58,7 +62,8 @@ def last_lines(pid: int, logs: Path, *, n: int = N_LINES) -> list[str]:
 def _of_actor(error: RayActorError) -> str:
     text = COLOURS.sub("", str(error))
     fields = dict(reversed(FIELD.findall(text)))
-    name, pid, address = fields.get("class_name", "An actor"), fields.get("pid"), fields.get("ip")
+    name = fields.get("class_name", "An actor").rpartition(".")[2]
+    pid, address = fields.get("pid"), fields.get("ip")
     where = f" (pid {pid} on {address})" if pid else ""
     how = "can't be reached" if isinstance(error, ActorUnavailableError) else "died"
     logs = _logs_on(address)
@@ -79,10 +84,11 @@ def _logs_on(address: str | None) -> Path | None:
 
 def _why(text: str) -> str:
     """Ray's reason, without its list of what is common."""
-    found = re.search(r"Worker exit detail: (.+?)(?: Some common causes|$)", text, re.DOTALL)
+    found = re.search(r"Worker exit detail: (.+?)(?: Some common causes| There are some|$)", text, re.DOTALL)
     if found is None:
         return text.strip().splitlines()[-1].strip()
-    return " ".join(found.group(1).split())
+    why = " ".join(found.group(1).split())
+    return "it was killed, by hand or by the kernel for its memory, or it crashed" if why.endswith(WENT) else why
 
 
 def _own_lines(log: Path) -> list[str]:
@@ -91,7 +97,12 @@ def _own_lines(log: Path) -> list[str]:
         text = file.read().decode("utf-8", "replace")
     lines = [COLOURS.sub("", line).rstrip() for line in text.splitlines()]
     return [
-        line for line in lines if line.strip() and not OF_RAY.match(line) and not line.startswith((" ", "Traceback "))
+        line
+        for line in lines
+        if line.strip()
+        and not OF_RAY.match(line)
+        and not NOISE.search(line)
+        and not line.startswith((" ", "Traceback "))
     ]
 
 
