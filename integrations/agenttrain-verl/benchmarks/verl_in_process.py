@@ -56,6 +56,7 @@ from agenttrain_verl.compose import compose
 from agenttrain_verl.counted import Counted
 from agenttrain_verl.emission import RowRules, outputs_of
 from agenttrain_verl.plan import Plan
+from agenttrain_verl.rates import first_rate
 from agenttrain_verl.rows import listed
 
 
@@ -194,6 +195,7 @@ class InProcess(Counted, PPOTrainerSync):
         self.ref_in_actor = False
         self.tokenizer = SimpleNamespace(eos_token_id=0)
         self.global_steps = 1
+        self.rate = first_rate(self.config.actor_rollout_ref.actor.optim)
         self.actor_rollout_wg = Workers(self.config, self.queue, role="actor")
         if self.use_reference_policy:
             self.ref_policy_wg = Workers(self.config, self.queue, role="ref")
