@@ -1,8 +1,8 @@
 """A graph with two trained conversations and a summary: what one group was trained on, by hand and from the run.
 
-    python integrations/agenttrain-verl/benchmarks/second_graph.py [--trainer local] [--task desk-22] [--all]
+    python integrations/agenttrain-verl/benchmarks/second_graph.py [--trainer local] [--task desk-08 --step 2] [--all]
 
-Trains tests/graphs/summarizing for a step in a folder of its own, or reads a run of it. By hand: every token that the
+Trains tests/graphs/summarizing for two steps in a folder of its own, or reads a run of it. By hand: each token that the
 nodes `look` and `reply` sampled, with its rollout's distance from the group's mean reward over the group's deviation;
 the tokens of `summarize` are listed too, at mask 0. From the run: ids, log probabilities, masks and advantages as the
 trainer handed them to its loss. Prints a table of tokens (`--all`: else the first and last of each conversation), and
@@ -31,7 +31,7 @@ GRAPH = ROOT / "integrations" / "agenttrain-verl" / "tests" / "graphs" / "summar
 POLICY = ROOT / "examples" / "order-desk" / "policy"
 TRAINED_NODES = ("look", "reply")
 LARGEST = 1e-6
-"""Relative difference of advantages; veRL computes them in float32."""
+"""Difference of advantages, which are of the size of 1; veRL computes them in float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ def from_run(store: StoreView, group: Sequence[Rollout]) -> list[Token]:
 def is_equal(ours: Token, theirs: Token) -> bool:
     """The same token at the same place, log probability to the bit, and the advantage as float32 has it."""
     where = [(t.rollout_id, t.conversation, t.id, t.logprob) for t in (ours, theirs)]
-    return where[0] == where[1] and math.isclose(ours.advantage, theirs.advantage, rel_tol=LARGEST, abs_tol=1e-9)
+    return where[0] == where[1] and abs(ours.advantage - theirs.advantage) <= LARGEST
 
 
 # ── the table ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -124,7 +124,11 @@ def table(store: StoreView, group: Sequence[Rollout], decode: Any, *, shows_all:
         if conversation:
             yield _summary_line(store, rollout_id)
         lines = [_line(ours, theirs, decode) for ours, theirs in tokens]
-        short = lines if shows_all or len(lines) < 6 else [*lines[:2], f"| … {len(lines) - 4} more |", *lines[-2:]]
+        short = (
+            lines
+            if shows_all or len(lines) < 6
+            else [*lines[:2], f"| | | … {len(lines) - 4} more | | | | | | |", *lines[-2:]]
+        )
         yield from short
 
 
@@ -147,11 +151,11 @@ def _summary_line(store: StoreView, rollout_id: str) -> str:
     return f"| {rollout_id} | summary | {n} tokens | | | 0 | none | none | |"
 
 
-def told_of(store: StoreView, task_id: str, *, shows_all: bool) -> bool:
+def told_of(store: StoreView, task_id: str, *, step: int, shows_all: bool) -> bool:
     """Print one group; whether all its tokens are equal."""
     from transformers import AutoTokenizer
 
-    group = group_of(store, task_id)
+    group = group_of(store, task_id, step=step)
     for rollout in group:
         assert rollout.reward is not None
         print(f"{rollout.id}: reward {rollout.reward.score:.6f}")
@@ -167,19 +171,20 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--trainer", choices=("local", "verl"), default="verl")
     options.add_argument("--task", help="the group; else the first that teaches")
+    options.add_argument("--step", type=int, default=1)
     options.add_argument("--all", action="store_true", help="every token")
     options.add_argument("--run", type=Path, help="the folder of a run of this graph that has ended")
     chosen = options.parse_args()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         store = read_store(chosen.run / "rollouts") if chosen.run else _trained(Path(name), chosen.trainer)
-        tasks = dict.fromkeys(r.task_id for r in store.rollouts() if (r.phase, r.step) == ("train", 1))
-        task = chosen.task or next(task for task in sorted(tasks) if teaches(group_of(store, task)))
-        return int(not told_of(store, task, shows_all=chosen.all))
+        tasks = dict.fromkeys(r.task_id for r in store.rollouts() if (r.phase, r.step) == ("train", chosen.step))
+        task = chosen.task or next(task for task in sorted(tasks) if teaches(group_of(store, task, step=chosen.step)))
+        return int(not told_of(store, task, step=chosen.step, shows_all=chosen.all))
 
 
 def _trained(folder: Path, trainer: str) -> StoreView:
     run = copied(folder / "summarizing").fit(
-        model=str(POLICY), engine={"process": "shared"}, eval={"tasks": 2}, trainer={"name": trainer, "steps": 1}
+        model=str(POLICY), engine={"process": "shared"}, eval={"tasks": 2}, trainer={"name": trainer, "steps": 2}
     )
     return run.store
 
