@@ -324,6 +324,8 @@ def look(kill: Kill, run: RunFolder) -> None:
         kill.said = "; ".join(alarm["message"] for alarm in report["alarms"] if alarm["code"] == "engine")
         if not kill.said:
             kill.faults.append("the report says nothing of it")
+    if kill.kept < kill.ended:
+        kill.faults.append(f"of {kill.ended} rollouts that had ended {kill.kept} count")
     kill.faults += faults(view, rows, made, report)
 
 
@@ -407,14 +409,20 @@ sampled = trained + frozen + dropped and drifted = 0; no process is left {GONE_I
 *under way*, *ended*: rollouts of the step at the kill. *kept*: of the ended ones, those that the run went on with.
 *aborted*: told so, and made again with the same seeds. *after s*: from the kill to the end of the run, or of its life.
 
-| killed | under way | ended | exit | after s | lives | kept | aborted | sampled = trained + frozen + dropped | drifted | trained twice | left | checks |
-|---|---|---|---|---|---|---|---|---|---|---|---|---|
+| {" | ".join(COLUMNS)} |
+|{"---|" * len(COLUMNS)}
 {rows}
 
 What the user reads: the last line on standard error, or the note in the report of a run that went on.
 
 {said}
 """
+
+
+COLUMNS = (
+    "killed", "under way", "ended", "exit", "after s", "lives", "kept", "aborted",
+    "sampled = trained + frozen + dropped", "drifted", "trained twice", "left", "checks",
+)  # fmt: skip
 
 
 def row(kill: Kill) -> str:

@@ -1,8 +1,8 @@
 """veRL's agent loop "agenttrain": one session of a group becomes the rows of one rollout.
 
-What is asked for stands in the group's row: a request for each session, what earlier lives of the run made of them, and
-the sessions whose rows veRL has already, since the worker that wrote them died before the group was done. Whatever a
-rollout does is no exception here: in veRL that fails its whole group. The graph runs elsewhere, see `host`.
+What is asked for stands in the group's row: a request for each session, and what earlier lives of the run, or a worker
+that died before the group was done, made of them. Whatever a rollout does is no exception here: in veRL that fails its
+whole group. The graph runs elsewhere, see `host`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ REQUESTS: Final = "agenttrain_requests"
 """[n] RolloutRequests, one for each session."""
 KEPT: Final = "agenttrain_kept"
 """Session to the RolloutResult that an earlier life of the run, or of the worker, made."""
-DONE: Final = "agenttrain_done"
-"""Sessions whose rows veRL has."""
 
 
 @register(NAME)
@@ -49,8 +47,6 @@ class GraphLoop(AgentLoopBase):  # type: ignore[misc]
             TrainerError: this is not a worker of `agenttrain fit --trainer verl`.
         """
         session, host = _session(row), host_of_process()
-        if session in row.get(DONE, ()):
-            return []
         result = row.get(KEPT, {}).get(session) or await host.roll_out(row[REQUESTS][session])
         return host.outputs(result) if result is not None else []
 

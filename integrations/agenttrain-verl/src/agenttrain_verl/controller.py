@@ -94,6 +94,11 @@ class TaskStream:
             self._cursors.append(following)
         return tasks_at(self._tasks, self._cursors[place], self._batch, self._seed)[0]
 
+    @property
+    def trained(self) -> int:
+        """The last step that is trained, 0 before the first: the version of the weights that are served."""
+        return self._trained
+
     def done(self, step: int) -> None:
         """It is trained: a checkpoint of now goes on after it, whatever was asked for ahead."""
         self.at(step)
@@ -339,7 +344,6 @@ class Stepwise:
             "agent_name": ["agenttrain"] * len(tasks),
             "agenttrain_requests": [still[group] for group in groups],
             "agenttrain_kept": [{n: r for n, r in enumerate(kept[group]) if r is not None} for group in groups],
-            "agenttrain_done": [set() for _ in tasks],
         }
         batch = tu.get_tensordict({name: _objects(values) for name, values in columns.items()})
         tu.assign_non_tensor_data(batch, "global_steps", self.global_steps)

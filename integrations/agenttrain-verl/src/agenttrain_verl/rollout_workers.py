@@ -32,6 +32,8 @@ TAKE_S = 5.0
 """How long a worker holds an empty answer back."""
 STOP_S = 15.0
 """How long rollouts that are cut off may take to come home."""
+HASTE_S = 3.0
+"""How long a worker may take to close when the run ends by an error: what it waits for may be gone."""
 SETTLED_S = 0.5
 """After so long without a result none is on its way."""
 TRAIN = "train"
@@ -161,10 +163,11 @@ class RolloutWorkers(AgentLoopManagerTQ):  # type: ignore[misc]
                 return
             self._books.is_closed = True
             workers = list(self._workers.values())
+            patience_s = STOP_S if self._books.trouble is None else HASTE_S
             self._lock.notify_all()
         for worker in workers:
             try:
-                ray.get(worker.actor.close.remote(), timeout=STOP_S)
+                ray.get(worker.actor.close.remote(), timeout=patience_s)
             except Exception:
                 pass  # it has died, or hangs in a graph: it is ended either way
             ray.kill(worker.actor)

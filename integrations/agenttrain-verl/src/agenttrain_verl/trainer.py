@@ -29,8 +29,6 @@ from agenttrain_verl.server_spec import ServerSpec
 from agenttrain_verl.shipping import runtime_env
 
 STATE = "agenttrain.json"
-RATE = "learning_rate"
-"""In that file: of the next update."""
 NOTICED_IN_S = 3.0
 """How long after an error it may take until a process that died is known."""
 T = TypeVar("T")
@@ -164,7 +162,7 @@ class VerlTrainer:
 
     @property
     def weight_version(self) -> int:
-        return int(self._controller.global_steps)
+        return int(self._controller.train_dataloader.trained)  # veRL counts a step from its begin
 
     def evaluate(self, requests: Sequence[RolloutRequest], on_done: OnDone | None = None) -> list[RolloutResult]:
         """Roll out in the workers and on the replicas that serve training, at the weights of now."""
@@ -187,7 +185,7 @@ class VerlTrainer:
     def save(self, folder: Path) -> None:
         """veRL's checkpoint in `global_step_N/`, with our data cursor in its data.pt."""
         self._told(lambda: self._controller.save(folder))
-        (folder / STATE).write_text(json.dumps({**self._state(), RATE: self._controller.rate}, indent=1))
+        (folder / STATE).write_text(json.dumps(self._state(), indent=1))
 
     def restore(self, folder: Path) -> None:
         """Go on from what `save` wrote, with its weights on the replicas.
@@ -203,7 +201,6 @@ class VerlTrainer:
                     "with the run's own configuration, tasks and cluster."
                 )
         self._told(lambda: self._controller.restore(folder))
-        self._controller.rate = saved[RATE]
 
     def _state(self) -> dict[str, Any]:
         return {

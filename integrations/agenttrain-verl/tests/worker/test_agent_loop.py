@@ -12,13 +12,11 @@ from agenttrain.errors import TrainerError
 from agenttrain.records import RolloutRequest, RolloutResult
 from verl.utils import tensordict_utils as tu
 
-from agenttrain_verl.agent_loop import DONE, KEPT, NAME, REQUESTS, GraphLoop
+from agenttrain_verl.agent_loop import KEPT, NAME, REQUESTS, GraphLoop
 from agenttrain_verl.emission import RowRules, outputs_of
 
 
-def group_row(
-    requests: Sequence[RolloutRequest], kept: dict[int, RolloutResult] | None = None, done: set[int] | None = None
-) -> Any:
+def group_row(requests: Sequence[RolloutRequest], kept: dict[int, RolloutResult] | None = None) -> Any:
     """A batch of one group, as the driver makes it."""
     columns = {
         "uid": "abc",
@@ -27,7 +25,6 @@ def group_row(
         "agent_name": NAME,
         REQUESTS: list(requests),
         KEPT: kept or {},
-        DONE: done or set(),
     }
     objects = {}
     for name, value in columns.items():
@@ -84,7 +81,7 @@ def test_a_group_becomes_rows_of_its_rollouts(desk: Any, verl_worker: Any) -> No
 
 
 def test_what_was_made_before_is_not_made_again(desk: Any, verl_worker: Any) -> None:
-    """A kept result gives its rows, a session whose rows veRL has gives none, and only the others are rolled out."""
+    """A kept result gives its rows, and only the others are rolled out."""
     requests = desk.group(0)
 
     async def work() -> tuple[RolloutResult, list[dict[str, Any]], list[Any]]:
@@ -92,12 +89,12 @@ def test_what_was_made_before_is_not_made_again(desk: Any, verl_worker: Any) -> 
         kept = await host.roll_out(requests[1])
         assert kept is not None
         await host.take(1)
-        return kept, await written(verl_worker, group_row(requests, {1: kept}, {2})), await host.take(1)
+        return kept, await written(verl_worker, group_row(requests, {1: kept})), await host.take(1)
 
     kept, puts, shipped = desk.work(work)
-    assert [put["keys"] for put in puts] == [["abc_0_0"], ["abc_1_0"], ["abc_3_0"]]
+    assert [put["keys"] for put in puts] == [["abc_0_0"], ["abc_1_0"], ["abc_2_0"], ["abc_3_0"]]
     assert tuple(dict(puts[1]["fields"].items())["responses"][0].tolist()) == kept.samples[0].response_ids
-    assert sorted(each.result.request.sibling for each in shipped) == [0, 3]
+    assert sorted(each.result.request.sibling for each in shipped) == [0, 2, 3]
 
 
 def test_a_rollout_that_fails_does_not_fail_its_group(toy: Any, verl_worker: Any) -> None:
