@@ -22,7 +22,7 @@ CPUS_PER_APART = 2
 CPUS_PER_UNIT = 1
 """Of the transfer queue's controller, and of each of its storage units (TransferQueue 0.1.11)."""
 CPUS_TO_START = 1
-"""An actor that asks for nothing needs one free CPU while it starts, and none afterwards."""
+"""An actor that asks for nothing needs one free CPU while it starts, and none afterwards; any node may get a worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +64,9 @@ class Needs:
 
     blocks: tuple[Block, ...]
     """Each on one node, several may share one."""
+    units: int
+    """Processes of one CPU each, dealt over all nodes by their ids before anything else (TransferQueue 0.1.11:
+    utils/common.py, get_node_round_robin_scheduling_strategies)."""
     loose_cpus: int
     """On any nodes."""
 
@@ -73,25 +76,41 @@ class Needs:
 
     @property
     def cpus(self) -> int:
-        return sum(block.cpus for block in self.blocks) + self.loose_cpus
+        return sum(block.cpus for block in self.blocks) + self.units + self.loose_cpus
 
     def shortage(self, nodes: Sequence[NodeFree]) -> str | None:
         """The first thing that finds no place, or None; the largest blocks are placed first, each where least is left.
 
+        The storage units stand first, as they do in a run.
+
         Example: 2 blocks of 4 GPUs, nodes with 8 and 2 -> None; nodes with 6 and 2 -> the second block.
         """
-        left = list(nodes)
+        left = sorted(nodes, key=lambda node: node.node_id)
+        for unit in range(self.units):
+            at = unit % len(left) if left else 0
+            if not left or left[at].free_cpus < 1:
+                return "1 CPU on each node in turn for the transfer queue, whose storage is dealt over all of them"
+            left[at] = left[at].without(UNIT)
         for block in sorted(self.blocks, key=lambda block: -block.gpus):
             fitting = [
                 i for i, node in enumerate(left) if node.free_gpus >= block.gpus and node.free_cpus >= block.cpus
             ]
             if not fitting:
-                return str(block)
+                return f"{block}, beside the transfer queue's storage" if self.units else str(block)
             best = min(fitting, key=lambda i: (left[i].free_gpus, left[i].free_cpus))
             left[best] = left[best].without(block)
+        return self._shortage_to_start(left)
+
+    def _shortage_to_start(self, left: Sequence[NodeFree]) -> str | None:
+        """What is left once all that is placed on one node stands."""
+        if any(node.cpus and node.free_cpus < CPUS_TO_START for node in left):
+            return f"{CPUS_TO_START} CPU on each node for a rollout worker that starts"
         if sum(int(node.free_cpus) for node in left) < self.loose_cpus:
             return f"{self.loose_cpus} CPUs for the transfer queue and for processes that start"
         return None
+
+
+UNIT = Block(what="a storage unit", gpus=0, cpus=CPUS_PER_UNIT)
 
 
 def storage_units(plan: Plan) -> int:
@@ -106,8 +125,7 @@ def needs_of(plan: Plan) -> Needs:
     blocks = [ranks] * settings.nodes
     if settings.mode == "separate_async":
         blocks += [Block(what="a replica", gpus=span, cpus=CPUS_PER_APART * span)] * plan.n_replicas
-    queue = CPUS_PER_UNIT * (1 + storage_units(plan))
-    return Needs(blocks=tuple(blocks), loose_cpus=queue + CPUS_TO_START)
+    return Needs(blocks=tuple(blocks), units=storage_units(plan), loose_cpus=CPUS_PER_UNIT + CPUS_TO_START)
 
 
 def check(needs: Needs, nodes: Sequence[NodeFree], *, address: str) -> None:

@@ -26,27 +26,44 @@ def plan(**verl: object) -> Plan:
 def test_ranks_stand_together_on_each_node() -> None:
     needs = needs_of(plan(nodes=2, ranks_per_node=2, device="cpu"))
     assert [(block.gpus, block.cpus) for block in needs.blocks] == [(2, 6), (2, 6)]
-    assert (needs.gpus, needs.loose_cpus) == (4, 6)
+    assert (needs.gpus, needs.units, needs.loose_cpus, needs.cpus) == (4, 4, 2, 18)
 
 
 def test_blocks_find_places_where_least_is_left() -> None:
-    needs = Needs(blocks=(Block(what="a", gpus=4, cpus=4), Block(what="b", gpus=2, cpus=4)), loose_cpus=2)
+    needs = Needs(blocks=(Block(what="a", gpus=4, cpus=4), Block(what="b", gpus=2, cpus=4)), units=0, loose_cpus=2)
     assert needs.shortage([node("big", 4, 8), node("small", 2, 8)]) is None
 
 
 def test_a_block_is_never_spread_over_nodes() -> None:
-    needs = Needs(blocks=(Block(what="4 trainer ranks", gpus=4, cpus=12),), loose_cpus=0)
+    needs = Needs(blocks=(Block(what="4 trainer ranks", gpus=4, cpus=12),), units=0, loose_cpus=0)
     assert needs.shortage([node("a", 2, 64), node("b", 2, 64)]) == "4 GPUs and 12 CPUs for 4 trainer ranks"
 
 
 def test_what_starts_needs_cpus_beside_the_blocks() -> None:
-    needs = Needs(blocks=(Block(what="a", gpus=1, cpus=3),), loose_cpus=10)
+    needs = Needs(blocks=(Block(what="a", gpus=1, cpus=3),), units=0, loose_cpus=10)
     assert needs.shortage([node("a", 1, 12)]) == "10 CPUs for the transfer queue and for processes that start"
     assert needs.shortage([node("a", 1, 13)]) is None
 
 
+def test_the_queues_storage_takes_its_share_of_each_node_before_the_ranks() -> None:
+    """A node with 4 CPUs gets 2 units, and the 3 CPUs of its rank would be waited for without end."""
+    needs = needs_of(plan(nodes=2, ranks_per_node=1, device="cpu"))
+    missing = needs.shortage([node("head", 1, 16), node("small", 1, 4)])
+    assert missing == "1 GPUs and 3 CPUs for 1 trainer ranks, beside the transfer queue's storage"
+    assert (
+        needs.shortage([node("head", 1, 16), node("small", 1, 5)])
+        == "1 CPU on each node for a rollout worker that starts"
+    )
+    assert needs.shortage([node("head", 1, 16), node("small", 1, 6)]) is None
+
+
+def test_the_queues_storage_needs_a_cpu_on_every_node() -> None:
+    needs = Needs(blocks=(), units=4, loose_cpus=0)
+    assert "1 CPU on each node in turn" in str(needs.shortage([node("a", 1, 16), node("b", 1, 0)]))
+
+
 def test_a_cluster_without_a_place_is_refused_with_what_each_node_has() -> None:
-    needs = Needs(blocks=(Block(what="8 trainer ranks", gpus=8, cpus=24),), loose_cpus=10)
+    needs = Needs(blocks=(Block(what="8 trainer ranks", gpus=8, cpus=24),), units=0, loose_cpus=10)
     taken = replace(node("10.0.0.2", 8, 64), free_gpus=4.0)
     with pytest.raises(TrainerError) as refused:
         check(needs, [node("10.0.0.1", 0, 16), taken], address="10.0.0.1:6379")

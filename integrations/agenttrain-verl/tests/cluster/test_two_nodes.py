@@ -47,7 +47,7 @@ def two_nodes() -> Iterator[Any]:
     folder = RayFolder.make()
     head = {"num_cpus": 16, "num_gpus": 1, "object_store_memory": 10**8, "temp_dir": str(folder.path)}
     nodes = Nodes(initialize_head=True, head_node_args=head)
-    nodes.add_node(num_cpus=4, num_gpus=1, object_store_memory=10**8)
+    nodes.add_node(num_cpus=6, num_gpus=1, object_store_memory=10**8)
     yield nodes
     nodes.shutdown()
     folder.remove()
@@ -132,7 +132,7 @@ def test_a_cluster_that_another_run_is_on_is_refused(two_nodes: Any, tmp_path: P
 import time, ray
 ray.init(address={two_nodes.address!r}, log_to_driver=False)
 queue = ray.remote(type("Queue", (), {{}})).options(name={QUEUE!r}, namespace="transfer_queue", num_cpus=0).remote()
-queue.__ray_ready__.remote()
+ray.get(queue.__ray_ready__.remote())
 print("up", flush=True)
 time.sleep(600)
 """
