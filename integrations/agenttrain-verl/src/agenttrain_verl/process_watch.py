@@ -67,6 +67,7 @@ class ProcessWatch:
         for actor in self._actors.values():
             with suppress(Exception):  # it may have died too
                 ray.kill(actor)
+        tq.interface._TQ_STORAGE = None  # tq.close() would ask dead units to shut down, and warn that they don't
         while not self._closed.wait(FREE_EVERY_S):
             _end_calls_to_the_queue()
 
