@@ -51,11 +51,10 @@ def cause_of(error: BaseException) -> BaseException:
 
 def last_lines(pid: int, logs: Path, *, n: int = N_LINES) -> list[str]:
     """What a worker said last; Ray's own lines are left out, and of a traceback only its last line stands."""
-    for suffix in ("err", "out"):
-        for log in sorted(logs.glob(f"worker-*-{pid}.{suffix}")):
-            lines = _own_lines(log)
-            if lines:
-                return lines[-n:]
+    for log in sorted(logs.glob(f"worker-*-{pid}.err")):  # what it printed is no reason for its end
+        lines = _own_lines(log)
+        if lines:
+            return lines[-n:]
     return []
 
 
