@@ -124,7 +124,7 @@ class Kill:
     """Processes that were still there."""
     lives: int = 0
     kept: int = 0
-    """Rollouts of the step from before the kill that count."""
+    """Rollouts of the step that the life of the kill made and that count."""
     aborted: int = 0
     trained_twice: int = 0
     tokens: dict[str, int] = field(default_factory=dict)
@@ -406,7 +406,8 @@ Checked of each from its folder: step numbers stand once each; every rollout tha
 trained twice; each is trained or has a reason; of each place of a step exactly one counts; both evaluations are whole;
 sampled = trained + frozen + dropped and drifted = 0; no process is left {GONE_IN_S:.0f} s after the end.
 
-*under way*, *ended*: rollouts of the step at the kill. *kept*: of the ended ones, those that the run went on with.
+*under way*, *ended*: rollouts of the step at the kill. *kept*: rollouts of the step that the life of the kill
+made and that count.
 *aborted*: told so, and made again with the same seeds. *after s*: from the kill to the end of the run, or of its life.
 
 | {" | ".join(COLUMNS)} |
