@@ -119,7 +119,10 @@ def test_a_graph_is_shipped_to_the_second_node_and_rolls_out_there(two_nodes: An
 
 
 def test_a_cluster_that_is_too_small_is_refused_before_anything_waits(two_nodes: Any, tmp_path: Path) -> None:
-    with pytest.raises(TrainerError, match=r"has no place for 2 GPUs and 6 CPUs for 2 trainer ranks\. It has "):
+    with pytest.raises(
+        TrainerError,
+        match=r"has no place for 2 GPUs and 6 CPUs for 2 trainer ranks, beside the transfer queue's storage\. It has ",
+    ):
         Cluster.open(
             plan_at(two_nodes.address, nodes=1, ranks_per_node=2), run_dir=tmp_path, runtime_env={}, patience_s=1.0
         )
@@ -136,15 +139,14 @@ ray.get(queue.__ray_ready__.remote())
 print("up", flush=True)
 time.sleep(600)
 """
-    process = subprocess.Popen([sys.executable, "-c", other], stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        assert "up" in process.stdout.readline()
-        with pytest.raises(TrainerError, match="another run of veRL is on it"):
-            Cluster.open(plan_at(two_nodes.address), run_dir=tmp_path, runtime_env={}, patience_s=1.0)
-    finally:
-        process.kill()
-        process.wait()
+    with subprocess.Popen([sys.executable, "-c", other], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert "up" in process.stdout.readline()
+            with pytest.raises(TrainerError, match="another run of veRL is on it"):
+                Cluster.open(plan_at(two_nodes.address), run_dir=tmp_path, runtime_env={}, patience_s=1.0)
+        finally:
+            process.kill()
 
 
 def test_a_policy_that_is_not_on_a_node_is_told(two_nodes: Any, tmp_path: Path) -> None:
@@ -156,7 +158,8 @@ def test_a_policy_that_is_not_on_a_node_is_told(two_nodes: Any, tmp_path: Path) 
 # ── a whole run ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 N_TRAIN, N_EVAL = 12, 6
-OURS = ("EngineServer", "RolloutWorker")
+OURS = ("EngineServer", "AgentLoopWorkerTQ")
+"""Replicas; rollout workers, which Ray calls by the class that they are made from."""
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +192,7 @@ def rollouts_by_process(run: ToyRun) -> dict[int, int]:
     written: Counter[int] = Counter()
     for file in run.folder.rollouts.glob("*.db"):
         with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as records:
-            written[int(file.name.split("-")[1])] += records.execute("SELECT COUNT(*) FROM rollouts").fetchone()[0]
+            written[int(file.name.split("-")[1])] += records.execute("SELECT COUNT(*) FROM begun").fetchone()[0]
     return {process: n for process, n in written.items() if n}
 
 
