@@ -148,7 +148,7 @@ def test_a_critic_learns(tmp_path: Path) -> None:
 
 
 def test_an_adapter_is_trained_against_a_reference(tmp_path: Path) -> None:
-    """LoRA with a distance to the base, weights that correct for the engine, and a wider clip above."""
+    """LoRA with a distance to the base, weights that correct for the engine, a wider clip above; killed and resumed."""
     settings = {
         "trainer.steps": 2,
         "trainer.adapter": "lora",
@@ -158,9 +158,11 @@ def test_an_adapter_is_trained_against_a_reference(tmp_path: Path) -> None:
         "trainer.importance_cap": 2.0,
         "trainer.learning_rate": 5e-3,
     }
-    run = fit(tmp_path, *arguments(settings))
+    folder = killed_after(1, tmp_path, arguments(settings))
+    run = fit(tmp_path, "--resume", folder.name)
     check(run)
     first, second = run.steps
+    assert (first["life"], second["life"]) == (0, 1)
     assert first["kl_mean"] == pytest.approx(0, abs=1e-7)
     assert second["kl_mean"] > 1e-6
     assert second["importance_mean"] == pytest.approx(1, abs=1e-3)
