@@ -232,11 +232,13 @@ class Fit:
         """Whether a rollout of an earlier life was sampled from the weights of now, and not from some that were lost.
 
         The base's weights are the same in every life. Those of a checkpoint came with the life that wrote it, and
-        are these until this life publishes others.
+        are these until this life publishes others. A rollout to train may be of weights on the way to them: how old it
+        may be is bounded by when it is begun.
         """
-        version = self.trainer.weight_version
-        of_version = all(seen == version for turn in result.turns for seen in turn.weight_versions)
-        if result.rollout.phase == "baseline":
+        version, phase = self.trainer.weight_version, result.rollout.phase
+        versions = {seen for turn in result.turns for seen in turn.weight_versions}
+        of_version = max(versions, default=version) <= version if phase == "train" else versions <= {version}
+        if phase == "baseline":
             return of_version
         since = self.resumed_from.life if self.resumed_from is not None else 0
         return of_version and version == self.first_version and result.rollout.life >= since

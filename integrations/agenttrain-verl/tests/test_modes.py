@@ -239,6 +239,7 @@ def test_a_killed_run_of_separate_replicas_goes_on(tmp_path: Path) -> None:
     assert run.steps[0]["staleness_max"] == 0
     assert run.steps[3]["staleness_max"] >= 1
     assert [step["life"] for step in run.steps] == [0, 0, 1, 1]
+    assert run.steps[2]["staleness_max"] >= 1  # what the first life had begun for it was gone on with
 
 
 def killed_after(n_steps: int, cwd: Path, settings: list[str]) -> Path:
