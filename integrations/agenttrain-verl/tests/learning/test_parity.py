@@ -32,6 +32,9 @@ from agenttrain_verl.step_figures import step_metrics
 pytestmark = pytest.mark.filterwarnings("ignore")  # what veRL's engine and torch's FSDP warn of; ours stand elsewhere
 GSPO = {"algorithm": "gspo", "clip_low": 0.02, "clip_high": 0.03}
 
+CAP = {"importance_cap": 1.2, "learning_rate": 1e-3}
+"""Ratios are taken against the trainer's own log probabilities then: only updates bring them to the bounds."""
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -59,8 +62,8 @@ def differences(rollouts: list[RolloutResult], model: Path, trainer: Mapping[str
         {"algorithm": "dr_grpo", "minibatches": 3},
         {"algorithm": "rloo"},
         GSPO,
-        {"algorithm": "grpo", "loss": "rollout-mean", "importance_cap": 1.2},
-        {**GSPO, "importance_cap": 1.2, "epochs": 1},
+        {"algorithm": "grpo", "loss": "rollout-mean", **CAP},
+        {**GSPO, **CAP, "epochs": 1},
     ],
     ids=["grpo", "dr_grpo", "rloo", "gspo", "rollout-mean with a cap", "gspo with a cap"],
 )
