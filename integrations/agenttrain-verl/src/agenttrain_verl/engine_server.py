@@ -204,7 +204,9 @@ class EngineServer:
         call = _Call(session, self._admission())
         self._calls.add(call)
         try:
-            if not await call.admitted:
+            while await call.admitted and self._is_paused and not call.is_aborted:  # again, before it could begin
+                call.admitted = self._admission()
+            if call.is_aborted or not call.admitted.result():
                 return NOTHING
             call.is_in_engine = True
             future: Future[Generation] = engine.generate(prompt_ids, sampling, session=session)

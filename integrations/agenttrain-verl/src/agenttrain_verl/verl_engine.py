@@ -151,7 +151,7 @@ class VerlEngine:
         call.task.add_done_callback(lambda task: self._done(call, task))
 
     def _end_session(self, session: str) -> None:
-        for call in [call for call in self._calls if call.session == session]:
+        for call in self._calls_of(session):
             call.is_ended = True
             if self._stock and call.task is not None:  # its servers know no rollouts: what was sampled is lost
                 call.task.cancel()
@@ -163,9 +163,14 @@ class VerlEngine:
         try:
             await self._client.end(session)
         except AgenttrainError:
-            for call in [call for call in self._calls if call.session == session and call.is_ended]:
-                if call.task is not None:
+            for call in self._calls_of(session):
+                if call.is_ended and call.task is not None:
                     call.task.cancel()
+
+    def _calls_of(self, session: str) -> list[_Call]:
+        """Under way; other threads add to them meanwhile."""
+        with self._lock:
+            return [call for call in self._calls if call.session == session]
 
     async def _answered(self, call: _Call) -> Generation:
         params = stock_params(call.sampling) if self._stock else own_params(call.sampling, session=call.session)

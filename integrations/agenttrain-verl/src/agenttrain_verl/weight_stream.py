@@ -73,7 +73,8 @@ class WeightStream:
         """Add a bucket; waits while others wait, returns at once when nobody reads."""
         with self._changed:
             self._changed.wait_for(lambda: len(self._buckets) < AHEAD or self._is_left or self._failure is not None)
-            self._buckets.append(bucket)
+            if not self._is_left:
+                self._buckets.append(bucket)
             self._changed.notify_all()
 
     def end(self) -> None:

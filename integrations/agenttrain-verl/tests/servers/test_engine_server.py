@@ -155,6 +155,27 @@ def test_a_second_abort_leaves_those_that_wait(spec: Spec) -> None:
     run(test, spec())
 
 
+def test_an_abort_at_once_after_going_on_leaves_none_in_the_engine(spec: Spec) -> None:
+    """Those that waited had no time to begin: they wait again, and end where their rollout has ended meanwhile."""
+
+    async def test(server: EngineServer) -> None:
+        await server.abort_all_requests()
+        calls = [
+            asyncio.create_task(server.generate(PROMPT, {"max_tokens": 3, "session": session}, "r")) for session in "ab"
+        ]
+        await asyncio.sleep(0.02)
+        await server.resume_generation()
+        await server.release("a")
+        await server.abort_all_requests()
+        await asyncio.sleep(0.1)
+        assert (await server.stats())["sampled_ids"] == 0
+        assert [call.done() for call in calls] == [True, False]
+        await server.resume_generation()
+        assert [len((await call).token_ids) for call in calls] == [0, 3]
+
+    run(test, spec())
+
+
 def test_a_replica_that_is_left_alone_rejects(spec: Spec) -> None:
     """Those that wait and those that come, as aborted and with nothing sampled, until it is to go on."""
 
@@ -225,12 +246,16 @@ def test_weights_that_break_off_change_nothing(spec: Spec) -> None:
     """Whether the sender says so, or begins anew without a word."""
 
     async def test(server: EngineServer) -> None:
-        weights = doubled(spec.model)
+        weights, greedy = doubled(spec.model), {"temperature": 0.0, "max_tokens": 4}
+        before = await server.generate(PROMPT, greedy, "r")
         await server.begin_weights(1)
         await server.put_weights([packed(*weights[0])])
         await server.abandon_weights("the trainer failed")
         with pytest.raises(EngineError, match="begin_weights first"):
             await server.end_weights()
+        after = await server.generate(PROMPT, greedy, "r")
+        assert (after.token_ids, after.extra_fields["global_steps"]) == (before.token_ids, 0)
+        assert after.log_probs == pytest.approx(before.log_probs, abs=1e-5)
         await server.begin_weights(2)
         await server.put_weights([packed(*weights[0])])
         assert await push(server, weights, 3) == 3
