@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, TimeoutError
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 from agenttrain.capture.store import SqliteStore, read_store
 from agenttrain.earlier_lives import KeptRollouts
 from agenttrain.elsewhere import RunElsewhere
+from agenttrain.errors import TrainerError
 from agenttrain.graph.roles import RoleBook
 from agenttrain.records import Rollout, RolloutRequest, RolloutResult, Status, Task
 from agenttrain.reward.status import MAX_REMAKES
@@ -150,3 +152,26 @@ def test_nothing_is_handed_over_while_all_is_cut_off(world: World) -> None:
     world.workers._books.is_cut_off = True
     world.workers._hand_over(world.dead, SimpleNamespace(number=1))  # type: ignore[arg-type]
     assert [place.worker for place in world.workers._books.places.values()] == [0]
+
+
+def test_who_asks_waits_for_the_worker_that_takes_a_dead_ones_place(world: World) -> None:
+    """Asked before it has its graph, it would fail the group; nobody would ask again."""
+    from agenttrain_verl.rollout_workers import _Worker
+
+    fresh = _Worker(1, None)
+    world.workers._workers = {0: world.dead, 1: fresh}
+    with ThreadPoolExecutor(1) as caller:
+        asked = caller.submit(world.workers._idlest)
+        with pytest.raises(TimeoutError):
+            asked.result(timeout=0.3)
+        fresh.is_open = True
+        assert asked.result(timeout=5) is fresh
+
+
+def test_who_asks_is_told_that_a_worker_can_not_be_replaced(world: World) -> None:
+    world.workers._workers = {0: world.dead}
+    with ThreadPoolExecutor(1) as caller:
+        asked = caller.submit(world.workers._idlest)
+        world.workers.give_up(TrainerError("too often"))
+        with pytest.raises(TrainerError, match="too often"):
+            asked.result(timeout=5)

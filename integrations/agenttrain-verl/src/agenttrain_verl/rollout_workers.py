@@ -79,7 +79,8 @@ class _Worker:
     number: int
     actor: Any
     pump: threading.Thread | None = None
-    is_dead: bool = False
+    is_open: bool = False
+    """It has its graph, and has not died: it may be asked."""
 
 
 @dataclass(slots=True)
@@ -155,6 +156,9 @@ class RolloutWorkers(AgentLoopManagerTQ):  # type: ignore[misc]
     def _watch(self, worker: _Worker) -> None:
         worker.pump = threading.Thread(target=self._pump, args=(worker,), name="agenttrain-results", daemon=True)
         worker.pump.start()
+        with self._lock:
+            worker.is_open = True
+            self._lock.notify_all()
 
     def close(self) -> None:
         """End the workers; what they had under way is lost. Safe to call twice."""
@@ -258,7 +262,7 @@ class RolloutWorkers(AgentLoopManagerTQ):  # type: ignore[misc]
         """End the rollouts under way as aborted, and take their records; what had not begun is forgotten."""
         with self._lock:
             self._books.is_cut_off = True
-            actors = [worker.actor for worker in self._workers.values() if not worker.is_dead]
+            actors = [worker.actor for worker in self._workers.values() if worker.is_open]
         try:
             ray.get([actor.stop.remote() for actor in actors], timeout=STOP_S)
         except ray.exceptions.RayError:
@@ -272,12 +276,19 @@ class RolloutWorkers(AgentLoopManagerTQ):  # type: ignore[misc]
             self._books.is_cut_off = False
 
     def _idlest(self) -> _Worker:
-        with self._lock:
-            alive = [worker for worker in self._workers.values() if not worker.is_dead]
-            busy = [place.worker for place in self._books.places.values()]
-            if not alive:
-                raise self._books.trouble or TrainerError("No rollout worker is alive.")
-            return min(alive, key=lambda worker: busy.count(worker.number))
+        """Of those that may be asked; waits while the last one is being replaced.
+
+        Raises:
+            KeyboardInterrupt, AgenttrainError: as `check`.
+        """
+        while True:
+            self.check()
+            with self._lock:
+                there = [worker for worker in self._workers.values() if worker.is_open]
+                if there:
+                    busy = [place.worker for place in self._books.places.values()]
+                    return min(there, key=lambda worker: busy.count(worker.number))
+                self._lock.wait(timeout=0.25)
 
     def _asked(self, worker: _Worker, method: str, what: Any) -> None:
         """A worker that dies of it is noticed by who watches it."""
@@ -349,12 +360,12 @@ class RolloutWorkers(AgentLoopManagerTQ):  # type: ignore[misc]
         why = worker_trouble(error)
         ray.kill(dead.actor)  # one that merely can't be reached must not go on
         with self._lock:
-            dead.is_dead = True
+            dead.is_open = False
             self._books.restarts += 1
             if self._books.restarts > self._restarts:
                 raise TrainerError(
-                    f"A rollout worker died: {why}. {self._restarts} were replaced already (verl.worker_restarts). Look for "
-                    "what ends them in the logs: often memory."
+                    f"A rollout worker died: {why}. {self._restarts} were replaced already (verl.worker_restarts). "
+                    "Look for what ends them in the logs: often memory."
                 ) from error
         n_lost = self._told_as_lost(dead)
         with self._lock:
