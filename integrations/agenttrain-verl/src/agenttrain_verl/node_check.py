@@ -48,7 +48,7 @@ def check_nodes(nodes: Sequence[NodeFree], *, model: Path, timeout_s: float = AN
             there = ray.get(answer, timeout=timeout_s)
         except (RayError, GetTimeoutError) as error:
             raise TrainerError(
-                f"The node {address} can't run agenttrain: {worker_trouble(error)} Install the same versions of "
+                f"The node {address} can't run agenttrain: {worker_trouble(error)}. Install the same versions of "
                 "agenttrain and agenttrain-verl[verl] on each node, as in docs/verl-cluster.md."
             ) from error
         refuse_difference(here, there, address=address, model=model)

@@ -258,8 +258,6 @@ def _refuse_stock(plan: Plan) -> None:
             'verl.rollout is "stock", which is veRL\'s own SGLang, and engine.name is "sglang", which is '
             "agenttrain-sglang's servers. Leave --engine sglang out, or verl.rollout."
         )
-    if plan.config.trainer.replay_experts and plan.is_mixture and settings.strategy == "fsdp2":
-        return
     if plan.n_ranks % settings.tensor_parallel and settings.mode != "separate_async":
         raise ConfigError(
             f"verl.tensor_parallel is {settings.tensor_parallel}, and {plan.n_ranks} ranks can't be dealt into groups "
