@@ -96,13 +96,11 @@ class Cluster:
                 cluster._wait_for_place(plan, patience_s)
                 check_nodes(cluster.nodes(), model=plan.model)
         except BaseException:
+            with suppress(OSError):
+                cluster.keep_logs()
             cluster.close()
             raise
         return cluster
-
-    @property
-    def is_own(self) -> bool:
-        return self.folder is not None
 
     def close(self) -> None:
         """Leave the cluster, and end all that an own one started. May be called twice."""
@@ -213,9 +211,7 @@ class Cluster:
 
     def _next_step(self) -> str:
         if self.address is None:
-            return (
-                "Its logs would be under the temporary folder; see whether another Ray holds the memory or the ports."
-            )
+            return f"See its logs in {self.run_dir / 'verl' / 'logs'}, and whether another Ray holds memory or ports."
         return (
             "See that it runs (ray status), that its Ray and Python have the versions of this environment, and that "
             "this machine is one of its nodes; a cluster that asks for a token takes it from RAY_AUTH_TOKEN."

@@ -277,24 +277,21 @@ class VerlTrainer:
         """
         try:
             return work()
-        except EngineError as error:
-            raise self._of_a_death(within_s=NOTICED_IN_S) or error from error
-        except AgenttrainError:
-            raise
         except Exception as error:
-            raise self._of_a_death(within_s=NOTICED_IN_S) or self._failure(error) from error
+            is_told = isinstance(error, AgenttrainError) and not isinstance(error, EngineError)
+            failure = error if is_told else self._of_a_death(within_s=NOTICED_IN_S) or self._failure(error)
+            self._keep_logs()
+            if failure is error:
+                raise
+            raise failure from error
 
     def _of_a_death(self, *, within_s: float) -> TrainerError | None:
         """What the watch noticed: a dead process shows in many ways, and is told in one."""
-        trouble: TrainerError | None = self._watch.trouble(within_s=within_s) if self._watch is not None else None
-        if trouble is not None:
-            self._keep_logs()
-        return trouble
+        return self._watch.trouble(within_s=within_s) if self._watch is not None else None
 
     def _failure(self, error: Exception) -> AgenttrainError:
         from agenttrain_verl.worker_logs import worker_trouble
 
-        self._keep_logs()
         trouble = worker_trouble(error)
         if isinstance(trouble, AgenttrainError):
             return trouble
@@ -302,7 +299,8 @@ class VerlTrainer:
 
     def _keep_logs(self) -> None:
         if self._cluster is not None:
-            self._cluster.keep_logs()
+            with contextlib.suppress(OSError):  # a full disk, perhaps what the error is of
+                self._cluster.keep_logs()
 
 
 def _opened_cluster(plan: Plan, run_dir: Path, env: Mapping[str, Any]) -> Any:

@@ -100,7 +100,7 @@ def test_a_graph_is_shipped_to_the_second_node_and_rolls_out_there(two_nodes: An
     env, shipped = runtime_env(plan, spec, joined=True, run_dir=tmp_path / "run")
     cluster = Cluster.open(replace(plan, model=Path(shipped.model)), run_dir=tmp_path / "run", runtime_env=env)
     try:
-        assert not cluster.is_own
+        assert cluster.folder is None
         assert cluster.n_nodes == 2
         (other,) = (node.node_id for node in cluster.nodes() if node.node_id != cluster.node_id)
         there = NodeAffinitySchedulingStrategy(node_id=other, soft=False)
