@@ -244,14 +244,15 @@ def test_a_killed_run_of_separate_replicas_goes_on(tmp_path: Path) -> None:
 
 def killed_after(n_steps: int, cwd: Path, settings: list[str]) -> Path:
     """The folder of a run whose process was killed once so many checkpoints stood."""
-    command = [sys.executable, "-m", "agenttrain", "fit", *settings]
-    process = subprocess.Popen(command, cwd=cwd, env=dict(os.environ), stderr=subprocess.DEVNULL)
-    try:
-        while process.poll() is None and not list(cwd.glob(f"runs/*/checkpoints/step-{n_steps:05d}")):
-            time.sleep(0.02)
-        assert process.poll() is None
-    finally:
-        process.kill()
-        process.wait()
+    command, printed = [sys.executable, "-m", "agenttrain", "fit", *settings], cwd / "printed"
+    with printed.open("w") as file:
+        process = subprocess.Popen(command, cwd=cwd, env=dict(os.environ), stderr=file)
+        try:
+            while process.poll() is None and not list(cwd.glob(f"runs/*/checkpoints/step-{n_steps:05d}")):
+                time.sleep(0.02)
+            assert process.poll() is None, printed.read_text()[-4000:]
+        finally:
+            process.kill()
+            process.wait()
     (folder,) = (cwd / "runs").iterdir()
     return folder
