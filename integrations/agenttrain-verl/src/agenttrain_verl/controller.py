@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.debug import marked_timer
 from verl.utils.tracking import Tracking
 
+from agenttrain_verl.agent_loop import KEPT, NAME, REQUESTS
 from agenttrain_verl.calls import n_calls
 from agenttrain_verl.counted import Counted
 from agenttrain_verl.plan import Plan
@@ -287,22 +288,17 @@ class Stepwise:
         groups = [self.workers.take_group(uid) for uid in uids]
         results = [result for group in groups for result in group.results]
         refused = {name: why for group in groups for name, why in group.refused.items()}
-        taught = lessons(results, self.group_advantages, compares=not self.plan.algorithm.critic)
-        self.rollout_order = [lesson.rollout_id for lesson in taught.kept]
         rows = rows_of(batch) if len(batch) else []
         there = {row.rollout_id for row in rows}
-        ids = [lesson.rollout_id for lesson in taught.kept]
-        missing = {name: refused.get(name, NO_ROW) for name in ids if name not in there}
-        if missing:
-            kept = tuple(lesson for lesson in taught.kept if lesson.rollout_id not in missing)
-            taught = Lessons(
-                kept=kept,
-                dropped={**taught.dropped, **missing},
-                n_groups=taught.n_groups,
-                n_equal=taught.n_equal,
-                n_trained=taught.n_trained,
-            )
-        wanted = {lesson.rollout_id for lesson in taught.kept}
+        compares = not self.plan.algorithm.critic
+        taught = lessons(results, self.group_advantages, compares=compares)
+        missing = {name: refused.get(name, NO_ROW) for name in _ids(taught) if name not in there}
+        if missing:  # their siblings are compared without them, as veRL does: one that is left alone teaches nothing
+            others = [result for result in results if result.rollout.id not in missing]
+            left_over = lessons(others, self.group_advantages, compares=compares)
+            taught = replace(left_over, dropped={**left_over.dropped, **missing}, n_groups=taught.n_groups)
+        self.rollout_order = _ids(taught)
+        wanted = set(self.rollout_order)
         left = [row for row in rows if row.rollout_id in wanted]
         gone = [row.key for row in rows if row.rollout_id not in wanted]
         if gone:
@@ -341,9 +337,9 @@ class Stepwise:
             "uid": [uuid.uuid4().hex for _ in tasks],
             "raw_prompt": [[{"role": "user", "content": task.id}] for task in tasks],
             "index": list(range(len(tasks))),
-            "agent_name": ["agenttrain"] * len(tasks),
-            "agenttrain_requests": [still[group] for group in groups],
-            "agenttrain_kept": [{n: r for n, r in enumerate(kept[group]) if r is not None} for group in groups],
+            "agent_name": [NAME] * len(tasks),
+            REQUESTS: [still[group] for group in groups],
+            KEPT: [{n: r for n, r in enumerate(kept[group]) if r is not None} for group in groups],
         }
         batch = tu.get_tensordict({name: _objects(values) for name, values in columns.items()})
         tu.assign_non_tensor_data(batch, "global_steps", self.global_steps)
@@ -442,6 +438,10 @@ def trained_rows(batch: KVBatchMeta, rows: Sequence[Row]) -> tuple[tuple[Sample,
         for row, on in zip(columns["advantages"], masks, strict=True)
     )
     return samples, advantages
+
+
+def _ids(taught: Lessons) -> list[str]:
+    return [lesson.rollout_id for lesson in taught.kept]
 
 
 def _objects(values: Sequence[Any]) -> np.ndarray[Any, Any]:
