@@ -165,7 +165,7 @@ def verl_step(
 
 
 def difference(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Largest, relative to the larger of the two and, where a sum came near 0, to the largest of all."""
+    """Largest, relative to the largest number of ours: some losses come near 0."""
     assert len(ours) == len(theirs), (len(ours), len(theirs))
     scale = max(map(abs, ours))
     return max(abs(a - b) / scale for a, b in zip(ours, theirs, strict=True))

@@ -21,8 +21,8 @@ def session() -> Iterator[Any]:
     import ray
     import transfer_queue as tq
 
-    with tempfile.TemporaryDirectory(dir="/tmp", prefix="w") as folder:
-        ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="w", ignore_cleanup_errors=True) as folder:
+        ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
         try:
             tq.init()
             yield ray

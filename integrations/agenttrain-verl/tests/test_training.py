@@ -19,6 +19,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 pytestmark = pytest.mark.verl
 
 GRAPH = Path(__file__).parents[3] / "examples" / "order-desk" / "graph.py"
+MARK = "STARTED_BY_TEST_TRAINING"
+"""A variable that all processes of a run inherit: the folder that it was started in."""
 STEPS = 2
 SETTINGS = {
     "trainer.steps": STEPS,
@@ -52,9 +54,8 @@ class Run:
 def fit(cwd: Path, *arguments: str) -> Run:
     """`agenttrain fit … --json` in a process of its own."""
     command = [sys.executable, "-m", "agenttrain", "fit", *arguments, "--json"]
-    done = subprocess.run(
-        command, cwd=cwd, env={**os.environ, "COLUMNS": "200"}, capture_output=True, text=True, check=False
-    )
+    variables = {**os.environ, "COLUMNS": "200", MARK: str(cwd)}
+    done = subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     report = json.loads(done.stdout)
     return Run(folder=cwd / "runs" / report["run_id"], report=report, printed=done.stderr)
@@ -148,8 +149,14 @@ def test_standard_error_holds_progress_and_nothing_of_upstreams(run: Run) -> Non
 
 
 def test_nothing_of_it_is_left_running(run: Run) -> None:
-    """No process names the run's folder, or is an actor of Ray's that it started."""
-    left = [
-        p.info["cmdline"] for p in psutil.process_iter(["cmdline"]) if run.report["run_id"] in str(p.info["cmdline"])
-    ]
+    """No process has the run's environment: Ray's, its actors' and what they started."""
+    started_in = str(run.folder.parents[1])
+    _, left = psutil.wait_procs([p for p in psutil.process_iter() if mark_of(p) == started_in], timeout=10)
     assert left == []
+
+
+def mark_of(process: psutil.Process) -> str | None:
+    try:
+        return process.environ().get(MARK)
+    except psutil.Error:
+        return None
