@@ -20,7 +20,7 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from agenttrain.errors import ConfigError, GraphError, RunError
+from agenttrain.errors import ConfigError, RunError
 from agenttrain.graph.load import place_of
 from agenttrain.records import RolloutSpec
 
@@ -66,21 +66,6 @@ def runtime_env(plan: Plan, spec: RolloutSpec, *, joined: bool, run_dir: Path) -
         "worker_process_setup_hook": f"{__name__}.link_working_dir",
     }
     return env, shipment.spec
-
-
-def resolved(spec: RolloutSpec) -> RolloutSpec:
-    """The spec in another process, where what it names must be at hand.
-
-    Raises:
-        GraphError: the graph's file is not on this node.
-    """
-    link_working_dir()
-    if not Path(spec.graph_file).is_file():
-        raise GraphError(
-            f"{spec.graph_file} is not on the node {os.uname().nodename}. On a cluster of several machines set "
-            'verl.address ("auto" on one of its nodes), so that the graph\'s folder is shipped.'
-        )
-    return spec
 
 
 def carried_variables(environment: Mapping[str, str]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from agenttrain.config import resolve
-from agenttrain.errors import ConfigError, GraphError
+from agenttrain.errors import ConfigError
 from agenttrain.records import RolloutSpec
 
 from agenttrain_verl import shipping
@@ -158,8 +158,3 @@ def test_a_process_in_the_working_directory_finds_it_under_the_link(project: Pat
         [sys.executable, "-c", code], cwd=project, check=True, env={**os.environ, shipping.LINK_VARIABLE: str(link)}
     )
     assert link.resolve() == project.resolve()
-
-
-def test_a_graph_that_is_not_on_the_node_is_told(tmp_path: Path) -> None:
-    with pytest.raises(GraphError, match=r"is not on the node .* set verl\.address"):
-        shipping.resolved(spec_of(tmp_path / "none.py", tmp_path, tmp_path))

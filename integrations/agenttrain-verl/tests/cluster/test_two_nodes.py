@@ -30,7 +30,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from agenttrain_verl.cluster import QUEUE, Cluster, set_variables
 from agenttrain_verl.plan import Plan, plan_of
 from agenttrain_verl.ray_folder import RayFolder
-from agenttrain_verl.shipping import resolved, runtime_env
+from agenttrain_verl.shipping import runtime_env
 
 pytestmark = pytest.mark.long
 
@@ -67,7 +67,6 @@ def plan_at(address: str, **verl: Any) -> Plan:
 
 def rolled_out(spec: RolloutSpec, folder: str) -> dict[str, Any]:
     """One rollout with the local engine, in a process of a node."""
-    spec = resolved(spec)
     config = Config.model_validate(dict(spec.config))
     engine = Plugins.load(only=None).engine("local")(EngineContext(config=config, model=spec.model))
     store = SqliteStore(Path(folder))
