@@ -83,6 +83,14 @@ def test_a_rank_whose_weights_are_missing_is_named(tmp_path: Path) -> None:
         read_shards(tmp_path)
 
 
+def test_megatrons_weights_are_left_to_verls_own_merger(tmp_path: Path) -> None:
+    base = tiny_model(tmp_path / "base")
+    verl = {"strategy": "megatron", "device": "cuda", "ranks_per_node": 1}
+    plan = plan_of(resolve(("test", {"model": str(base), "trainer": {"name": "verl"}, "verl": verl})), base, n_tasks=9)
+    with pytest.raises(RunError, match=r"verl\.model_merger merge --backend megatron"):
+        export_checkpoint(tmp_path, base=Path(base), folder=tmp_path, plan=plan)
+
+
 def test_tensors_that_every_rank_has_whole_are_taken_once() -> None:
     """As buffers are."""
     assert torch.equal(joined([{"a": torch.ones(2)}, {"a": torch.ones(2)}])["a"], torch.ones(2))

@@ -36,6 +36,12 @@ def export_checkpoint(actor: Path, *, base: Path, folder: Path, plan: Plan) -> N
     Raises:
         RunError: the checkpoint's shards are not all there, or not FSDP2's.
     """
+    if plan.settings.strategy == "megatron":
+        raise RunError(
+            "A checkpoint of verl.strategy megatron is in Megatron's own format, which agenttrain doesn't export. Use "
+            "veRL's merger on checkpoints/global_step_N/actor of the run: python -m verl.model_merger merge --backend "
+            "megatron --local_dir … --target_dir …"
+        )
     learned = _learned(base, policy.load_model(base, device=torch.device("cpu")), plan)
     weights = {name.removeprefix(PEFT): tensor for name, tensor in joined(read_shards(actor)).items()}
     learned.restore({name: weights[name].float() for name in learned.saved()}, where=str(actor))

@@ -143,6 +143,8 @@ def _notes(plan: Plan) -> list[str]:
         notes.append(f"an adapter of rank {plan.adapter_rank} is trained; engines get merged weights")
     if plan.is_mixture and plan.config.trainer.replay_experts and plan.settings.strategy == "fsdp2":
         notes.append("experts are not replayed: veRL does so with verl.strategy = megatron alone")
+    if plan.settings.strategy == "megatron":
+        notes.append("the run ends before its export: Megatron's checkpoints are merged by veRL's verl.model_merger")
     return notes
 
 

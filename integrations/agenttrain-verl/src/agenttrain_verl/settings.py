@@ -13,7 +13,8 @@ class VerlTable(Table):
     """What answers the policy's calls: "engine": replicas that hold the engine of `engine.name`; "stock": veRL's own
     SGLang rollout, on GPUs."""
     mode: Literal["sync", "colocate_async", "separate_async"] = "sync"
-    """"sync": rollouts, then the update. The others go on rolling out meanwhile, on the same devices or on others."""
+    """"sync": rollouts, then the update. The others begin rollouts of later steps early: "colocate_async" on the same
+    devices, where they stand still during the update and go on after it; "separate_async" on others."""
     max_staleness: int = Field(1, ge=1)
     """How many updates ahead of its own a rollout may be begun, in the modes that are not sync: no trained sample's
     oldest token is older than that."""
