@@ -15,7 +15,7 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 OF_RAY = re.compile(r"^(:(job_id|actor_name|task_name):|\[\d{4}-\d\d-\d\d .*\] )")
 """Ray's own lines in a worker's log: marks, and those of its C++ parts."""
 NOISE = re.compile(r"%\||[Ww]arning|^(\[rank\d+\]:)?[WI]\d{4} |Using blocking ray\.get|Using dataset class")
-"""Progress bars, warnings, and what veRL prints as it starts: what a process goes on after, and no reason for its end."""
+"""Progress bars, warnings, what veRL prints as it starts: what a process goes on after, and no reason for its end."""
 WENT = "connection error code 2. End of file."
 """Ray's word for a process that was suddenly gone."""
 FIELD = re.compile(r"^\s*(class_name|pid|ip|name): (.+)$", re.MULTILINE)
