@@ -5,13 +5,14 @@
 Trains tests/graphs/summarizing for two steps in a folder of its own, or reads a run of it. By hand: each token that the
 nodes `look` and `reply` sampled, with its rollout's distance from the group's mean reward over the group's deviation;
 the tokens of `summarize` are listed too, at mask 0. From the run: ids, log probabilities, masks and advantages as the
-trainer handed them to its loss. Prints a table of tokens (`--all`: else the first and last of each conversation), and
-how many are equal; exits 1 when one is not.
+trainer handed them to its loss. Prints the run's account of tokens, a table of them (`--all`: else the first and last
+of each conversation), and how many are equal; exits 1 when one is not.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import shutil
 import sys
@@ -24,6 +25,7 @@ from typing import Any
 
 from agenttrain.capture.store import StoreView, read_store
 from agenttrain.records import Rollout, Turn
+from agenttrain.run_folder import RunFolder
 from agenttrain.testing.toy import ToyProject
 
 ROOT = Path(__file__).parents[3]
@@ -176,17 +178,19 @@ def main() -> int:
     options.add_argument("--run", type=Path, help="the folder of a run of this graph that has ended")
     chosen = options.parse_args()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
-        store = read_store(chosen.run / "rollouts") if chosen.run else _trained(Path(name), chosen.trainer)
+        folder = RunFolder(chosen.run) if chosen.run else _trained(Path(name), chosen.trainer)
+        store, report = read_store(folder.rollouts), folder.read_report() or {}
+        print(json.dumps({figure: report.get(figure) for figure in ("tokens", "logprob_gap")}), end="\n\n")
         tasks = dict.fromkeys(r.task_id for r in store.rollouts() if (r.phase, r.step) == ("train", chosen.step))
         task = chosen.task or next(task for task in sorted(tasks) if teaches(group_of(store, task, step=chosen.step)))
         return int(not told_of(store, task, step=chosen.step, shows_all=chosen.all))
 
 
-def _trained(folder: Path, trainer: str) -> StoreView:
+def _trained(folder: Path, trainer: str) -> RunFolder:
     run = copied(folder / "summarizing").fit(
         model=str(POLICY), engine={"process": "shared"}, eval={"tasks": 2}, trainer={"name": trainer, "steps": 2}
     )
-    return run.store
+    return run.folder
 
 
 if __name__ == "__main__":
