@@ -16,7 +16,7 @@ from typing import Any
 import ray
 import transfer_queue as tq
 from agenttrain.errors import TrainerError
-from ray.exceptions import ActorDiedError, RayActorError
+from ray.exceptions import ActorDiedError
 
 from agenttrain_verl.worker_logs import worker_trouble
 
@@ -82,8 +82,8 @@ class ProcessWatch:
                     ray.get(answer)
                 except ActorDiedError as error:
                     return what, error
-                except RayActorError:
-                    pass  # it can't be reached just now
+                except Exception:
+                    pass  # it can't be reached just now; it is asked again
                 asked[self._actors[what].__ray_ready__.remote()] = what
         return None
 
