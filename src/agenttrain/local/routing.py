@@ -77,7 +77,7 @@ class Router:
     weighing: Weighing
 
 
-class Choice(torch.nn.Module):
+class Choice(torch.nn.Module):  # type: ignore[misc]
     """A block's own way from logits to experts, as a router that gives (logits, weights, chosen)."""
 
     def __init__(self, block: Any) -> None:

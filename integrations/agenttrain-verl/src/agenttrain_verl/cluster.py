@@ -35,6 +35,9 @@ REACHED_IN_S = 10.0
 """For a connection to a cluster that is to be joined."""
 PATIENCE_S = 120.0
 """How long a joined cluster may take until its nodes are there."""
+STARTS = 3
+"""How often Ray is tried where its node is too slow to start: it waits 30 s, whatever the machine (2.60: node.py)."""
+TOO_SLOW = "timed out during startup"
 LEAST_STORE_BYTES = 100 * 2**20
 STORE_SHARE_OF_SHM = 0.5
 STORE_SHARE_OF_MEMORY = 0.3
@@ -88,6 +91,17 @@ class Cluster:
         refuse_address(address)
         refuse_silent(address)
         set_variables(own=address is None)
+        for _ in range(STARTS - 1):
+            try:
+                return cls._opened(plan, run_dir=run_dir, runtime_env=runtime_env, patience_s=patience_s)
+            except TrainerError as error:
+                if TOO_SLOW not in str(error):
+                    raise
+        return cls._opened(plan, run_dir=run_dir, runtime_env=runtime_env, patience_s=patience_s)
+
+    @classmethod
+    def _opened(cls, plan: Plan, *, run_dir: Path, runtime_env: Mapping[str, Any], patience_s: float) -> Cluster:
+        address = plan.settings.address
         cluster = cls(run_dir=run_dir, address=address, folder=None if address else RayFolder.make())
         try:
             with signals_kept():
