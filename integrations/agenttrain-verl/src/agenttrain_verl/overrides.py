@@ -34,7 +34,6 @@ OWNED = {
     "actor_rollout_ref.rollout.agent.default_agent_loop": "graph.py",
     "actor_rollout_ref.rollout.agent.num_workers": "verl.rollout_workers",
     "actor_rollout_ref.rollout.calculate_log_probs": None,
-    "actor_rollout_ref.rollout.custom": None,
     "actor_rollout_ref.rollout.n": "trainer.group_size",
     "actor_rollout_ref.rollout.name": "verl.rollout",
     "actor_rollout_ref.rollout.temperature": "sampling.temperature",
