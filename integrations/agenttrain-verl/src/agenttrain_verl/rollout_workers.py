@@ -23,6 +23,7 @@ from agenttrain.reward.status import following
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
 
+from agenttrain_verl.agent_loop import KEPT, REQUESTS
 from agenttrain_verl.emission import refusal
 from agenttrain_verl.host import HostSpec, Shipped
 from agenttrain_verl.rollout_worker import RolloutWorker
@@ -185,8 +186,8 @@ class RolloutWorkers(AgentLoopManagerTQ):  # type: ignore[misc]
         """Hand groups to the workers without waiting; each row holds the requests of one."""
         for at in range(len(prompts)):
             row = prompts[at : at + 1]
-            uid, requests = str(row["uid"][0]), list(_cell(row, "agenttrain_requests"))
-            kept: Mapping[int, RolloutResult] = _cell(row, "agenttrain_kept") or {}
+            uid, requests = str(row["uid"][0]), list(_cell(row, REQUESTS))
+            kept: Mapping[int, RolloutResult] = _cell(row, KEPT) or {}
             worker = self._idlest()
             with self._lock:
                 places = [
@@ -413,8 +414,8 @@ class RolloutWorkers(AgentLoopManagerTQ):  # type: ignore[misc]
         with self._lock:
             requests = [place.request for place in group.places]
             kept = {place.session: place.result for place in group.places if place.result is not None}
-        _set_cell(row, "agenttrain_requests", requests)
-        _set_cell(row, "agenttrain_kept", kept)
+        _set_cell(row, REQUESTS, requests)
+        _set_cell(row, KEPT, kept)
         return row
 
     def news(self) -> list[str]:

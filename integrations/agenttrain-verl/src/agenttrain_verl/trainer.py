@@ -257,9 +257,11 @@ class VerlTrainer:
             if controller is not None:
                 _finish(controller)
         finally:
-            if cluster is not None:
-                cluster.close()
-            self._close.close()
+            try:
+                if cluster is not None:
+                    cluster.close()
+            finally:
+                self._close.close()
 
     def _managers(self) -> list[Any]:
         return list(self._controller._rollout_server_managers())
