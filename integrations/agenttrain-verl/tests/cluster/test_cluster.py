@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from agenttrain_verl.ray_folder import Stamp, running, stamp, wait_gone
 
 POLICY = Path(__file__).parents[4] / "examples" / "order-desk" / "policy"
 GIB = 2**30
+PRESSED_EVERY_S = 30.0
+"""Longer than an interrupted start takes to end."""
 
 DRIVER = """
 import contextlib, json, os, signal, subprocess, sys, time
@@ -193,19 +196,30 @@ def test_a_cluster_is_opened_used_and_gone(tmp_path: Path) -> None:
     assert out == ""
 
 
-@pytest.mark.verl
+@pytest.mark.long
 def test_an_interrupt_while_ray_starts_leaves_nothing(tmp_path: Path) -> None:
+    """Ray swallows an interrupt that comes at some moments of its start: then the next one ends what has started."""
     process = driver(
         tmp_path,
         """
         tell(starting=True)
+        cluster = None
         try:
-            opened()
+            cluster = opened()
+            time.sleep(3600)
         except KeyboardInterrupt:
+            if cluster is not None:
+                cluster.close()
             tell(interrupted=True)
         time.sleep(3600)
         """,
     )
+    told_of_it = threading.Event()
+
+    def press() -> None:
+        while not told_of_it.wait(PRESSED_EVERY_S):
+            process.send_signal(signal.SIGINT)
+
     try:
         assert told(process) == {"starting": True}
         seen: list[Stamp] = []
@@ -214,10 +228,13 @@ def test_an_interrupt_while_ray_starts_leaves_nothing(tmp_path: Path) -> None:
             seen = below(process.pid)
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
+        threading.Thread(target=press, daemon=True).start()
         assert told(process) == {"interrupted": True}
+        told_of_it.set()
         assert wait_gone([*seen, *below(process.pid)], 5.0) == []
         assert below(process.pid) == []
     finally:
+        told_of_it.set()
         process.kill()
         process.communicate()
 
