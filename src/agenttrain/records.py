@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from agenttrain.errors import CaptureError, SampleError, TaskError
 
-RECORD_VERSION = 3
+RECORD_VERSION = 4
 """Stored with every record; a reader refuses a higher one."""
 NOT_ADMITTED = "not admitted: "
 """Before a plugin's reason, in the cause of a rollout that it kept out of training."""
@@ -43,9 +43,13 @@ BreakCause = Literal[
     "parallel_sibling",
     "retry",
     "truncated_turn",
+    "thinking_dropped",
     "template",
 ]
-"""Why a turn began a new trajectory; `first_turn` is no break and is not counted as one."""
+"""Why a turn began a new trajectory; `first_turn` is no break and is not counted as one. thinking_dropped: the template
+drops it from answered replies, and renderer.history asks for what the template does."""
+Respelling = Literal["thinking_dropped", "arguments_respelled", "text_respelled", "tokens_respelled"]
+"""How the template would write an answered reply otherwise than it was sampled. No break: it is kept as sampled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,6 +289,9 @@ class Turn:
     """Id of the turn whose prompt and response this prompt extends. None: it began a trajectory."""
     break_cause: BreakCause | None = None
     """Why it extends nothing. None when it extends."""
+    respelled: tuple[Respelling, ...] = ()
+    """How the template would write the turn that this one extends otherwise than it was sampled, and stays. Empty where
+    it writes the same, and where this turn extends nothing."""
     n_tool_calls: int = 0
     n_invalid_tool_calls: int = 0
     parse_failed: bool = False
@@ -325,6 +332,16 @@ class RewardPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Credit:
+    """What verifiers say of parts of a rollout, added to its score for the tokens sampled there."""
+
+    by_node: Mapping[str, float] = field(default_factory=dict)
+    """Node, or one around it, to what its turns get."""
+    by_turn: Mapping[int, float] = field(default_factory=dict)
+    """Turn.index to what that turn gets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
     """Score of a rollout, with its parts."""
 
@@ -333,6 +350,8 @@ class Reward:
     parts: tuple[RewardPart, ...]
     unfinished: float = 0.0
     """reward.unfinished where the rollout was cut, else 0."""
+    credit: Credit | None = None
+    """None: every token of the rollout has its score alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

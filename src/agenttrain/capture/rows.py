@@ -18,6 +18,7 @@ import numpy as np
 from agenttrain.errors import CaptureError
 from agenttrain.records import (
     CallSite,
+    Credit,
     Reward,
     RewardPart,
     Rollout,
@@ -166,6 +167,7 @@ def turn_of(row: Sequence[Any]) -> Turn:
     body["site"] = CallSite(**{**body["site"], "tags": tuple(body["site"]["tags"])})
     if body["sampling"] is not None:
         body["sampling"] = Sampling(**{**body["sampling"], "stop_ids": tuple(body["sampling"]["stop_ids"])})
+    body["respelled"] = tuple(body.get("respelled", ()))  # before version 4 there is none
     return Turn(**_with_experts(Turn, body, row, None))
 
 
@@ -232,8 +234,16 @@ def request_of(body: dict[str, Any]) -> RolloutRequest:
 def rollout_of(body: dict[str, Any]) -> Rollout:
     reward = body["reward"]
     if reward is not None:
-        reward = Reward(**{**reward, "parts": tuple(RewardPart(**part) for part in reward["parts"])})
+        parts = tuple(RewardPart(**part) for part in reward["parts"])
+        reward = Reward(**{**reward, "parts": parts, "credit": _credit_of(reward.get("credit"))})
     return Rollout(**{**body, "reward": reward})
+
+
+def _credit_of(body: Mapping[str, Any] | None) -> Credit | None:
+    """None too before version 4."""
+    if body is None:
+        return None
+    return Credit(by_node=body["by_node"], by_turn={int(index): number for index, number in body["by_turn"].items()})
 
 
 def _read_blobs(kind: type[Turn | Trajectory | Sample], blobs: Sequence[bytes]) -> dict[str, Any]:
