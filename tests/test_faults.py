@@ -813,3 +813,38 @@ def test_an_engine_whose_process_is_killed_in_a_step(new_project: Any) -> None:
     check_account(report["tokens"])
     kept = [r for r in project.store.rollouts() if r.life == 0 and r.reward is not None]
     assert Counter((r.phase, r.step) for r in kept)["baseline", 0] == 3
+
+
+def test_calls_past_the_gate_are_counted_where_they_are_allowed(new_project: Any, command: Any) -> None:
+    """Each phase and step says how many there were and where the first was made; nothing of them is in the record."""
+    body = """
+import threading
+from langchain_core.language_models import fake_chat_models
+
+def titled(state):
+    own = fake_chat_models.FakeListChatModel(responses=["mine"])
+    thread = threading.Thread(target=own.invoke, args=("a title?",), name="title maker")
+    thread.start()
+    thread.join()
+
+builder.add_node("agent", agent)
+builder.add_node("title", titled)
+builder.set_entry_point("agent")
+builder.add_edge("agent", "title")
+"""
+    decorated = """
+@trainable(model=POLICY, tasks="tasks.jsonl", verifier=score, allow_escapes=True)
+def graph():
+    return builder.compile()
+"""
+    project = new_project(body, decorated=decorated)
+    done = command("fit", "graph.py", "--json")
+    assert done.code == 0, done.err
+    told = [alarm for alarm in done.json["alarms"] if alarm["code"] == "escapes"]
+    assert sorted((alarm["severity"], alarm["step"]) for alarm in told) == [("note", n) for n in (0, 0, 1, 2)]
+    counts = {alarm["step"]: alarm["message"].split(" model calls")[0] for alarm in told}
+    assert counts == {0: "3", 1: "4", 2: "4"}
+    past = "model calls got past the gate, and your own model answered: nothing of it is trained. For example "
+    assert all(past + "FakeListChatModel was called while " in alarm["message"] for alarm in told)
+    assert all("'title'" in alarm["message"] and "on thread 'title maker'" in alarm["message"] for alarm in told)
+    assert {turn.site.node for each in project.store.rollouts() for turn in project.store.turns(each.id)} == {"agent"}

@@ -99,6 +99,24 @@ def world_alarms(results: Sequence[RolloutResult], step: int) -> list[Alarm]:
     return [Alarm(code="world_not_left", severity="note", step=step, message=text + left[0].cause)]
 
 
+def escape_alarms(n: int, where: str, *, step: int) -> list[Alarm]:
+    """Model calls that got past the gate under allow_escapes, since this was last asked.
+
+    Args:
+        n: how many; without that setting the first ends the run.
+        where: the first was made, in words.
+    """
+    if not n:
+        return []
+    return [Alarm(code="escapes", severity="note", step=step, message=escapes_text(n, where))]
+
+
+def escapes_text(n: int, where: str) -> str:
+    """The same in words alone, for a trainer that makes its rollouts elsewhere."""
+    calls = "1 model call" if n == 1 else f"{n} model calls"
+    return f"{calls} got past the gate, and your own model answered: nothing of it is trained. For example {where}."
+
+
 def evaluation_alarms(results: Sequence[RolloutResult]) -> list[Alarm]:
     """What an evaluation gives reason to say: places without a result count as no success, so the figure is lower."""
     lost = [result for result in results if not may_train(result.rollout.status)]

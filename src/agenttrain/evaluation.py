@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 from agenttrain import telemetry
-from agenttrain.alarms import Alarm, engine_alarms, evaluation_alarms, plugin_alarms
+from agenttrain.alarms import Alarm, engine_alarms, escape_alarms, evaluation_alarms, plugin_alarms
 from agenttrain.capture.store import SqliteStore, read_store
 from agenttrain.errors import RoleError, TrainerError
 from agenttrain.figures import cpu_seconds, replaced_model
@@ -67,6 +67,7 @@ def evaluate(job: Job, run: RunFolder, *, watcher: Watcher) -> dict[str, Any]:
             summary |= dict.fromkeys(("tool_calls", "invalid_tool_calls", "tokens"))  # the user's models don't tell us
         watcher.ended("eval", summary)
         alarms = evaluation_alarms(results) + plugin_alarms(job.plugins.observer_errors) + engine_alarms(engine, step=0)
+        alarms += escape_alarms(*runner.gate.escaped(), step=0)
         for alarm in alarms:
             watcher.alarm(alarm)
         stats = engine.stats() if engine is not None else {}

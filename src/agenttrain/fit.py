@@ -19,6 +19,7 @@ from agenttrain.alarms import (
     Alarm,
     changed_alarms,
     engine_alarms,
+    escape_alarms,
     evaluation_alarms,
     memory_alarms,
     plugin_alarms,
@@ -260,10 +261,14 @@ class Fit:
         for alarm in evaluation_alarms(results):
             self.evaluation_alarms.append(alarm)
             self.watcher.alarm(alarm)
-        for alarm in engine_alarms(self._serving, step=0):
+        for alarm in self._news(step=0):
             self.account.alarms.append(alarm)
             self.watcher.alarm(alarm)
         return summary
+
+    def _news(self, step: int) -> list[Alarm]:
+        """What happened since this was last asked, to engines and past the gate."""
+        return engine_alarms(self._serving, step) + escape_alarms(*self.runner.gate.escaped(), step=step)
 
     def _summary(self, rollouts: Sequence[Any]) -> dict[str, Any]:
         config = self.job.config
@@ -303,7 +308,7 @@ class Fit:
         alarms = step_alarms(merged, baseline_tool_calls=baseline["tool_calls"])
         alarms += verifier_alarms(rollouts, step.step)
         alarms += world_alarms(rollouts, step.step)
-        alarms += engine_alarms(self._serving, step.step)
+        alarms += self._news(step.step)
         alarms += memory_alarms(self.memory.after_step(len(rollouts)), step.step, steps_to_go=left)
         row = {
             "step": step.step,

@@ -20,6 +20,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from types import FrameType
 from typing import Any, cast
 
 from langchain_core.language_models.chat_models import BaseChatModel
@@ -67,6 +68,25 @@ class Gate:
         """Calls without a route while this gate was open, refused or let through."""
         self.first_escape: EscapeError | None = None
         """What the first was told; kept since the graph's own code may catch what was raised."""
+        self._n_told = 0
+        self._example = ""
+
+    def note(self, error: EscapeError, where: str) -> None:
+        """A call got past it; hold the lock.
+
+        Args:
+            where: the model, node and thread of the call.
+        """
+        if self.n_escapes == self._n_told:
+            self._example = where
+        self.n_escapes += 1
+        self.first_escape = self.first_escape or error
+
+    def escaped(self) -> tuple[int, str]:
+        """How many calls got past it since this was last asked, and where the first of them was made."""
+        with _lock:
+            n, self._n_told = self.n_escapes - self._n_told, self.n_escapes
+            return n, self._example if n else ""
 
 
 _lock = threading.Lock()
@@ -173,27 +193,44 @@ def _escaped(model: BaseChatModel) -> None:
         watching = [gate for gate in _gates if gate.watches]
     if not watching:
         return
-    node = ((var_child_runnable_config.get() or {}).get("metadata") or {}).get("langgraph_node")
-    error = EscapeError(_escape_text(model, node, _caller()))
+    where = _called_where(model)
+    error = EscapeError(
+        f"{where}, outside of any rollout while rollouts run, so nobody knows which rollout it belongs to. A thread of "
+        "your own doesn't inherit the context: use langchain_core.runnables.config.ContextThreadPoolExecutor, "
+        "asyncio.to_thread, or contextvars.copy_context().run(model.invoke, …). With @trainable(allow_escapes=True) "
+        "your own model answers such calls and they are only counted."
+    )
     with _lock:
         strict = any(not gate.allow_escapes for gate in watching)
         for gate in watching:
-            gate.n_escapes += 1
-            gate.first_escape = gate.first_escape or error
+            gate.note(error, where)
     if strict:
         raise error
 
 
-def _escape_text(model: BaseChatModel, node: str | None, caller: str) -> str:
+def _called_where(model: BaseChatModel) -> str:
+    """Model, node, thread and line of a call, in words."""
     model_class, name, _ = model_identity(model)
-    where = f"in node {node!r}, " if node else ""
-    return (
-        f"{model_class} {name!r} was called {where}on thread {threading.current_thread().name!r}{caller}, outside of "
-        "any rollout while rollouts run, so nobody knows which rollout it belongs to. A thread of your own doesn't "
-        "inherit the context: use langchain_core.runnables.config.ContextThreadPoolExecutor, asyncio.to_thread, or "
-        "contextvars.copy_context().run(model.invoke, …). With @trainable(allow_escapes=True) your own model answers "
-        "such calls and they are only counted."
-    )
+    node = ((var_child_runnable_config.get() or {}).get("metadata") or {}).get("langgraph_node")
+    running = sorted(_running_nodes())
+    place = f"in node {node!r}, " if node else f"while {' and '.join(map(repr, running))} ran, " if running else ""
+    model_text = f"{model_class} {name!r}" if name else model_class
+    return f"{model_text} was called {place}on thread {threading.current_thread().name!r}{_caller()}"
+
+
+def _running_nodes() -> set[str]:
+    """Names of the nodes that threads of this process are in: one of them started the thread that lost its context.
+
+    Read from the stacks, where LangGraph 1.0 to 1.2 calls each node from pregel/_retry.py with its task.
+    """
+    names = set()
+    for frame in sys._current_frames().values():
+        inner: FrameType | None = frame
+        while inner is not None:
+            if inner.f_globals.get("__name__") == "langgraph.pregel._retry" and (task := inner.f_locals.get("task")):
+                names.add(str(task.name))
+            inner = inner.f_back
+    return names
 
 
 def _caller() -> str:

@@ -71,6 +71,8 @@ class Shipped:
     """Why veRL gets no row of it, though it may be trained; empty when it does, or when it may not."""
     error: BaseException | None = None
     """What ends the run, such as a GraphError."""
+    escaped: tuple[int, str] = (0, "")
+    """Model calls that got past the worker's gate before this, and where the first of them was made."""
 
 
 class Host:
@@ -161,6 +163,8 @@ class Host:
     async def take(self, timeout_s: float) -> list[Shipped]:
         """What has come since the last call; waits for the first as long as given."""
         shipped = await self._outbox.take(timeout_s)
+        if shipped:
+            shipped[-1] = replace(shipped[-1], escaped=self._runner.gate.escaped())
         if shipped and self.spec.exported.exporter is not None and (self._flush is None or self._flush.done()):
             self._flush = self._flusher.submit(_flush_exporters)
         return shipped

@@ -16,6 +16,7 @@ from typing import Any
 
 import ray
 import transfer_queue as tq
+from agenttrain.alarms import escapes_text
 from agenttrain.errors import TrainerError
 from agenttrain.protocols import Elsewhere
 from agenttrain.records import RolloutRequest, RolloutResult
@@ -126,6 +127,7 @@ class RolloutWorkers(AgentLoopManagerTQ):  # type: ignore[misc]
         self._workers: dict[int, _Worker] = {}
         self._numbers = itertools.count()
         self._news: list[str] = []
+        self._n_escaped, self._escape = 0, ""
 
     # ── their life ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -342,6 +344,8 @@ class RolloutWorkers(AgentLoopManagerTQ):  # type: ignore[misc]
         self._elsewhere.rolled_out(result, is_stored=shipped.is_stored)
         with self._lock:
             self._books.heard_at = time.monotonic()
+            self._n_escaped += shipped.escaped[0]
+            self._escape = self._escape or shipped.escaped[1]
             place = self._books.places.get(place_of(result.request))
             if place is not None:
                 self._entered(place, result, shipped.refused)
@@ -422,7 +426,8 @@ class RolloutWorkers(AgentLoopManagerTQ):  # type: ignore[misc]
         """What happened to the workers since this was last asked, in words."""
         with self._lock:
             news, self._news = self._news, []
-        return news
+            n, where, self._n_escaped, self._escape = self._n_escaped, self._escape, 0, ""
+        return [*news, escapes_text(n, where)] if n else news
 
 
 def _unfinished(groups: Mapping[str, Group]) -> list[Group]:
