@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from agenttrain.protocols import Engine, OnDone
-from agenttrain.records import RolloutRequest, RolloutResult
+from agenttrain.records import RolloutRequest, RolloutResult, Status
 from agenttrain.reward.status import following
 
 GRACE_S = 10.0
@@ -76,6 +76,8 @@ class RolloutPool:
     """limits.seconds of one rollout."""
     should_stop: Callable[[], bool] = lambda: False
     """Asked at every result and poll: True ends `run` with KeyboardInterrupt."""
+    following: Callable[[RolloutRequest, Status], RolloutRequest | None] = following
+    """Which request a place gets after one that ended so. None: it stands."""
     grace_s: float = GRACE_S
     poll_s: float = POLL_S
     _waiting: queue.SimpleQueue[_Job | None] = field(default_factory=queue.SimpleQueue)
@@ -119,7 +121,7 @@ class RolloutPool:
                 for job, result in self._next(done, open_jobs, look):
                     if on_done is not None:
                         on_done(result)
-                    again = following(job.request, result.rollout.status)
+                    again = self.following(job.request, result.rollout.status)
                     if again is not None:
                         open_jobs[job.place] = self._start(
                             _Job(place=job.place, request=again, engine=engine, done=done)

@@ -97,19 +97,10 @@ def prepare(
     Raises:
         AgenttrainError: the first thing that is wrong, with the next step.
     """
-    loaded = load_graph(target, cwd=cwd)
+    loaded, plugins, config = configured(
+        target, cwd=cwd, flags=flags, saved=saved, evaluated_run=evaluated_run, extra_plugins=extra_plugins
+    )
     noted = loaded.trainable
-    plugins = Plugins.load(only=environment("AGENTTRAIN_PLUGINS"), graph_module=load_module(loaded.file))
-    for name, plugin in (extra_plugins or {}).items():
-        plugins.add(plugin, name)
-    layers = _layers(loaded, noted, flags, saved or evaluated_run, cwd)
-    config = with_algorithm(resolve(*layers, plugin_tables=plugins.table_names))
-    if saved is not None:
-        _refuse_changed(resolve(*layers[:1], plugin_tables=plugins.table_names), config)
-    plugins.trainer(config.trainer.name)
-    plugins.engine(config.engine.name)
-    plugins.check_tables(config)
-    plugins.advantage(chosen(config.trainer).advantage)
     with loaded.open() as graph:
         input_schema, context_schema = graph.input_schema() or {}, graph.context_schema()
         nodes = _check_roles(graph, noted) if needs_policy else ()
@@ -141,6 +132,35 @@ def prepare(
         renderer=renderer,
         notes=(*loaded.notes, *nodes, *warnings, *_notes(evaluated, renderer), *of_engine),
     )
+
+
+def configured(
+    target: str,
+    *,
+    cwd: Path,
+    flags: Mapping[str, Any],
+    saved: Mapping[str, Any] | None = None,
+    evaluated_run: Mapping[str, Any] | None = None,
+    extra_plugins: Mapping[str, Any] | None = None,
+) -> tuple[LoadedGraph, Plugins, Config]:
+    """The graph's file loaded, the plugins, and the configuration, each name in it known; arguments as in `prepare`.
+
+    Raises:
+        AgenttrainError: the first thing that is wrong, with the next step.
+    """
+    loaded = load_graph(target, cwd=cwd)
+    plugins = Plugins.load(only=environment("AGENTTRAIN_PLUGINS"), graph_module=load_module(loaded.file))
+    for name, plugin in (extra_plugins or {}).items():
+        plugins.add(plugin, name)
+    layers = _layers(loaded, loaded.trainable, flags, saved or evaluated_run, cwd)
+    config = with_algorithm(resolve(*layers, plugin_tables=plugins.table_names))
+    if saved is not None:
+        _refuse_changed(resolve(*layers[:1], plugin_tables=plugins.table_names), config)
+    plugins.trainer(config.trainer.name)
+    plugins.engine(config.engine.name)
+    plugins.check_tables(config)
+    plugins.advantage(chosen(config.trainer).advantage)
+    return loaded, plugins, config
 
 
 def trainable_job(job: Job) -> Job:

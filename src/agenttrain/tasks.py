@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -155,22 +155,44 @@ def check_against_schema(
     Raises:
         TaskError: the first misfit, with its row, id, key and the accepted keys.
     """
-    inputs = [(_place(row, task, "input"), dict(task.input)) for row, task in enumerate(tasks, 1)]
-    warnings = _check_values(inputs, input_schema, "input")
-    contexts = [
-        (_place(row, task, "context"), dict(task.context))
-        for row, task in enumerate(tasks, 1)
-        if task.context is not None
-    ]
-    if context_schema is not None:
-        _check_every_row_has_context(tasks, context_schema)
-        return warnings + _check_values(contexts, context_schema, "context")
-    if contexts:
-        raise TaskError(
-            f"{contexts[0][0]} is given, and the graph takes none. "
-            "Build the graph with context_schema=…, or take `context` out of the rows."
-        )
+    misfits, warnings = schema_misfits(tasks, input_schema, context_schema)
+    for misfit in misfits:
+        raise TaskError(f"{misfit.place}{misfit.text}")
     return warnings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Misfit:
+    """One row that doesn't fit the graph's schemas."""
+
+    row: int
+    """From 1, in the order given."""
+    task_id: str
+    what: str
+    """input or context."""
+    text: str
+    """What is wrong and what to do; goes on from `place`."""
+
+    @property
+    def place(self) -> str:
+        return f"Task {self.row} ({self.task_id!r}): {self.what}"
+
+
+def schema_misfits(
+    tasks: Sequence[Task], input_schema: Mapping[str, Any], context_schema: Mapping[str, Any] | None = None
+) -> tuple[tuple[Misfit, ...], tuple[str, ...]]:
+    """(each misfit that `check_against_schema` would refuse, its warnings); of one row the first of each kind."""
+    inputs = [(row, task, dict(task.input)) for row, task in enumerate(tasks, 1)]
+    contexts = [(row, task, dict(task.context)) for row, task in enumerate(tasks, 1) if task.context is not None]
+    misfits, warnings = _misfits(inputs, input_schema, "input")
+    if context_schema is not None:
+        misfits += _without_context(tasks, context_schema)
+        more, of_contexts = _misfits(contexts, context_schema, "context")
+        return (*misfits, *more), warnings + of_contexts
+    given = " is given, and the graph takes none. Build the graph with context_schema=…, or take `context` out of the "
+    given += "rows."
+    misfits += [Misfit(row=row, task_id=task.id, what="context", text=given) for row, task, _ in contexts]
+    return tuple(misfits), warnings
 
 
 def _rows(path: Path) -> Iterator[tuple[str, str, Any]]:
@@ -295,44 +317,50 @@ def _table(row: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
     return value
 
 
-def _check_every_row_has_context(tasks: Sequence[Task], context_schema: Mapping[str, Any]) -> None:
-    """Refuse a row without a context where others give one and the schema requires keys of it."""
+def _without_context(tasks: Sequence[Task], context_schema: Mapping[str, Any]) -> list[Misfit]:
+    """Rows without a context where others give one and the schema requires keys of it."""
     without = [(row, task) for row, task in enumerate(tasks, 1) if task.context is None]
-    if without and len(without) < len(tasks) and _object_schema(context_schema).get("required"):
-        raise TaskError(f"{_place(*without[0], 'context')} is missing, and other rows give one. Add it to the row.")
+    if len(without) == len(tasks) or not _object_schema(context_schema).get("required"):
+        return []
+    text = " is missing, and other rows give one. Add it to the row."
+    return [Misfit(row=row, task_id=task.id, what="context", text=text) for row, task in without]
 
 
-def _check_values(
-    values: Sequence[tuple[str, dict[str, Any]]], schema: Mapping[str, Any], what: str
-) -> tuple[str, ...]:
-    """Check (place, value) pairs against one schema; gives the warnings."""
+def _misfits(
+    values: Sequence[tuple[int, Task, dict[str, Any]]], schema: Mapping[str, Any], what: str
+) -> tuple[list[Misfit], tuple[str, ...]]:
+    """(misfits, warnings) of (row, task, value) against one schema."""
     if not values:
-        return ()
+        return [], ()
     body = _object_schema(schema)
-    given = set[str]().union(*(value for _, value in values))
+    given = set[str]().union(*(value for *_, value in values))
     never_given = [key for key in body.get("required", ()) if key not in given]
     first_misfit = _misfit_finder(schema, skipped=never_given)
-    for place, value in values:
-        _check_keys(value, body, place)
-        if (misfit := first_misfit(value)) is not None:
-            raise TaskError(f"{place}{misfit} Change the row, or the graph's {what} schema.")
-    return tuple(
+    misfits = []
+    for row, task, value in values:
+        text = _key_misfit(value, body)
+        if text is None and (misfit := first_misfit(value)) is not None:
+            text = f"{misfit} Change the row, or the graph's {what} schema."
+        if text is not None:
+            misfits.append(Misfit(row=row, task_id=task.id, what=what, text=text))
+    return misfits, tuple(
         f"No task gives {what} key {key!r}, which the graph's schema lists as required. "
         "Fine when a node writes it; else add it to each row."
         for key in never_given
     )
 
 
-def _check_keys(value: Mapping[str, Any], body: Mapping[str, Any], place: str) -> None:
-    """Refuse a key that the schema doesn't have, and a value with no key of it at all."""
+def _key_misfit(value: Mapping[str, Any], body: Mapping[str, Any]) -> str | None:
+    """What is wrong with a key that the schema doesn't have, or with a value that has no key of it at all."""
     known = body.get("properties")
     if not known or body.get("additionalProperties"):
-        return
+        return None
     for key in value:
         if key not in known:
-            raise TaskError(f"{place} has the key {key!r}, which the graph doesn't take. {_accepted(key, known)}")
+            return f" has the key {key!r}, which the graph doesn't take. {_accepted(key, known)}"
     if not value and body.get("required"):
-        raise TaskError(f"{place} is empty. The graph takes {', '.join(known)}; give it what it starts from.")
+        return f" is empty. The graph takes {', '.join(known)}; give it what it starts from."
+    return None
 
 
 def _misfit_finder(schema: Mapping[str, Any], skipped: Sequence[str]) -> Callable[[Mapping[str, Any]], str | None]:
@@ -372,10 +400,6 @@ def _holds_messages(part: Mapping[str, Any]) -> bool:
     """True for a property that LangGraph fills from messages in any of the forms it accepts."""
     text = json.dumps(part, default=str)
     return any(f'"#/$defs/{name}"' in text for name in ("BaseMessage", "HumanMessage"))
-
-
-def _place(row: int, task: Task, what: str) -> str:
-    return f"Task {row} ({task.id!r}): {what}"
 
 
 def _kind(value: Any) -> str:

@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 
 CAUSE_WIDTH, TABLE_WIDTH = 60, 180
 """Characters; a narrower terminal breaks the lines itself."""
-PHASES = {"baseline": "the baseline", "held_out": "the held-out tasks after training", "eval": "an evaluation"}
+PHASES = {
+    "baseline": "the baseline",
+    "held_out": "the held-out tasks after training",
+    "eval": "an evaluation",
+    "check": "a check",
+}
 TRAINED, FROZEN, CONTEXT = "bold green", "yellow", "dim"
 
 
@@ -31,7 +36,7 @@ def inspect_command(
         str | None, typer.Argument(help="Id of a rollout, or the start of one.", metavar="ROLLOUT")
     ] = None,
     status: Annotated[str | None, typer.Option("--status", help="Only rollouts with this status.")] = None,
-    phase: Annotated[str | None, typer.Option("--phase", help="baseline, train, held_out or eval.")] = None,
+    phase: Annotated[str | None, typer.Option("--phase", help="baseline, train, held_out, eval or check.")] = None,
     limit: Annotated[int, typer.Option("--limit", help="Rollouts listed.", min=1)] = 20,
     logprobs: Annotated[
         bool, typer.Option("--logprobs", help="A line per trained token with its log probability.")

@@ -21,7 +21,7 @@ from agenttrain.records import RolloutResult
 from agenttrain.report import eval_text, fit_text
 from agenttrain.run_folder import RunFolder
 
-PHASES = {"baseline": "baseline", "train": "training", "held_out": "held-out", "eval": "evaluation"}
+PHASES = {"baseline": "baseline", "train": "training", "held_out": "held-out", "eval": "evaluation", "check": "check"}
 
 
 @dataclass(slots=True)

@@ -38,6 +38,8 @@ class RunnableGraph:
 
     graph: Any
     """langgraph's Pregel: a copy without cache and checkpointer."""
+    compiled: Any
+    """The user's own, with both; never run."""
     name: str
     async_only: bool
     """Some node, tool or middleware has no sync function, so the graph must be run by an event loop."""
@@ -88,6 +90,7 @@ def opened(target: Any, *, name: str, explain: Explain) -> Iterator[RunnableGrap
 def _runnable(graph: Any, name: str) -> RunnableGraph:
     return RunnableGraph(
         graph=graph.copy(update={"cache": None, "checkpointer": None}),
+        compiled=graph,
         name=name,
         async_only=is_async_only(graph),
         keeps_checkpoints=bool(graph.checkpointer),

@@ -15,6 +15,8 @@ from agenttrain.records import RolloutRequest, Status
 
 MAX_RETRIES = 2
 """Further attempts that an environment failure gets."""
+WAITS_FOR_HUMAN = "the graph waits for a human, and nothing answers for one"
+"""Begins the cause of a rollout that was interrupted."""
 MAX_REMAKES = 2
 """How often a rollout that was stopped, or lost an answer, is made again in one life of the run."""
 
@@ -186,7 +188,7 @@ def _raised(ending: Ending) -> tuple[Status, str] | None:
     if ending.error is not None:
         return "environment_failure", _in_words(ending)
     if ending.interrupted:
-        why = "the graph waits for a human, and nothing answers for one: add on_interrupt= to @trainable"
+        why = f"{WAITS_FOR_HUMAN}: add on_interrupt= to @trainable"
         return "environment_failure", f"{why}{_after(ending)}"
     return None
 

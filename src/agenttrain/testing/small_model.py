@@ -33,7 +33,13 @@ TEMPLATE = """\
 
 
 def tiny_model(
-    folder: str | Path, *, seed: int = 0, hidden_size: int = 16, layers: int = 2, experts: int | None = None
+    folder: str | Path,
+    *,
+    seed: int = 0,
+    hidden_size: int = 16,
+    layers: int = 2,
+    experts: int | None = None,
+    max_length: int = MAX_LENGTH,
 ) -> Path:
     """Write a model folder that can be sampled, trained and exported; about 10,000 parameters.
 
@@ -44,6 +50,7 @@ def tiny_model(
         layers: from 1.
         experts: of a mixture, from 2, of which each token takes 2; with several layers the second is a dense one. None:
             all layers are dense.
+        max_length: ids of prompt and response together; a byte of text is nearly an id.
 
     Returns:
         The folder. Its family is "default": the chat template in it.
@@ -65,7 +72,7 @@ def tiny_model(
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": hidden_size // 4,
-        "max_position_embeddings": MAX_LENGTH,
+        "max_position_embeddings": max_length,
         "tie_word_embeddings": True,
         "initializer_range": 0.4,
         "bos_token_id": None,
