@@ -23,7 +23,7 @@ NOT_LEFT = "leaving setup="
 Ids = tuple[int, ...]
 Split = Literal["train", "held_out"]
 Role = Literal["trained", "frozen", "auxiliary"]
-Phase = Literal["baseline", "train", "held_out", "eval"]
+Phase = Literal["baseline", "train", "held_out", "eval", "check"]
 StopReason = Literal["stop", "length", "aborted"]
 Status = Literal[
     "completed",

@@ -69,6 +69,8 @@ class Runner:
     """Whether prompts, completions and what tools got and gave stand on spans."""
     trace_context: Mapping[str, str] = field(default_factory=dict)
     """Of the run's span, which each rollout's trace is linked to."""
+    refusals: list[GraphError] | None = None
+    """Takes what no rollout may do, where a graph is only looked at. None: the first ends the run."""
     _flights: dict[str, Flight] = field(default_factory=dict)
 
     def run(self, request: RolloutRequest, engine: Engine | None) -> RolloutResult:
@@ -117,12 +119,18 @@ class Runner:
 
     def _refuse(self, ending: GraphEnding) -> None:
         """End the run for what no rollout may do, even where the graph's own code caught it."""
+        refusal = self._refusal(ending)
+        if refusal is not None and self.refusals is None:
+            raise refusal
+        if refusal is not None and self.refusals is not None:
+            self.refusals.append(refusal)
+
+    def _refusal(self, ending: GraphEnding) -> GraphError | None:
         if isinstance(ending.error, GraphError):
-            raise ending.error
+            return ending.error
         if self.roles.refused is not None:
-            raise self.roles.refused
-        if self.gate.first_escape is not None and not self.gate.allow_escapes:
-            raise self.gate.first_escape
+            return self.roles.refused
+        return None if self.gate.allow_escapes else self.gate.first_escape
 
     def stop_all(self) -> None:
         """Cut off every rollout under way: their next model call ends them as aborted."""
