@@ -31,13 +31,13 @@ _HELD = ("bound", "steps", "runnable", "func", "afunc", "coroutine", "default", 
 
 def models_of(runnable: RunnableGraph) -> list[tuple[str, str, str]]:
     """(class, name, base address) of each model seen, once each, sorted."""
-    return sorted({model_identity(found) for found in _objects(runnable.graph) if isinstance(found, BaseChatModel)})
+    return sorted({model_identity(found) for found in objects_of(runnable.graph) if isinstance(found, BaseChatModel)})
 
 
 def nodes_of(runnable: RunnableGraph) -> list[str]:
     """Names of the nodes and tasks seen, those of graphs within included, once each, sorted."""
     names = set[str]()
-    for found in _objects(runnable.graph):
+    for found in objects_of(runnable.graph):
         if isinstance(found, Pregel):
             names.update(name for name in found.nodes if not name.startswith("__"))
         elif type(found).__name__ == _TASK:
@@ -45,7 +45,7 @@ def nodes_of(runnable: RunnableGraph) -> list[str]:
     return sorted(names)
 
 
-def _objects(graph: Any) -> Iterator[Any]:
+def objects_of(graph: Any) -> Iterator[Any]:
     """What can be reached from a graph; a model is not looked into."""
     seen: set[int] = set()
     waiting: list[tuple[Any, int]] = [(graph, 0)]

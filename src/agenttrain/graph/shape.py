@@ -1,0 +1,127 @@
+"""A compiled graph becomes its drawing and what it shares: nodes, edges, caches, LangGraph checkpointers, stores.
+
+Only looked at, as in `graph.models`: nothing is called or changed, and what is made inside a node is not seen.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core.globals import get_llm_cache
+from langchain_core.language_models.chat_models import BaseChatModel
+from langgraph.pregel import Pregel
+from langgraph.types import interrupt
+
+from agenttrain.graph.models import objects_of
+from agenttrain.graph.runnable import RunnableGraph
+from agenttrain.graph.site import model_identity
+
+START, END = "__start__", "__end__"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edge:
+    """A way from one node to another."""
+
+    source: str
+    target: str
+    conditional: bool
+    """Taken only sometimes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphShape:
+    """What can be seen of a graph before it runs."""
+
+    nodes: tuple[str, ...]
+    """In the order in which they were added, `__start__` and `__end__` among them; a subgraph's as `team:model`."""
+    edges: tuple[Edge, ...]
+    cached: tuple[str, ...]
+    """Nodes and tasks with a cache policy, where a cache is compiled in."""
+    checkpointers: tuple[tuple[str, str], ...]
+    """(graph, class of its LangGraph checkpointer), of the graph itself first."""
+    stores: tuple[tuple[str, str], ...]
+    """(graph, class of its store)."""
+    llm_caches: tuple[str, ...]
+    """`set_llm_cache` or a model that has a cache of its own, in words."""
+    breakpoints: tuple[str, ...]
+    """Nodes that the graph stops before or after."""
+    interrupting: tuple[str, ...]
+    """Nodes whose code asks a human by `interrupt()`."""
+
+
+def shape_of(runnable: RunnableGraph) -> GraphShape:
+    """The shape of the user's own graph, with what a rollout's copy leaves out."""
+    graph = runnable.compiled
+    seen = list(objects_of(graph))
+    pregels = [found for found in seen if isinstance(found, Pregel)]
+    nodes, edges = _drawing(graph)
+    return GraphShape(
+        nodes=nodes,
+        edges=edges,
+        cached=tuple(dict.fromkeys(_cached(seen))) if any(each.cache is not None for each in pregels) else (),
+        checkpointers=tuple(_held(pregels, "checkpointer")),
+        stores=tuple(_held(pregels, "store")),
+        llm_caches=tuple(dict.fromkeys(_llm_caches(seen))),
+        breakpoints=tuple(dict.fromkeys(_breakpoints(graph))),
+        interrupting=tuple(name for name, node in graph.nodes.items() if _asks_human(node.bound)),
+    )
+
+
+def _drawing(graph: Any) -> tuple[tuple[str, ...], tuple[Edge, ...]]:
+    """Nodes and edges as LangGraph draws them; subgraphs are looked into where it can."""
+    for xray in (True, False):
+        try:
+            drawn = graph.get_graph(xray=xray)
+        except Exception:  # langgraph 1.2 draws no graph whose branches name nodes that a subgraph renames
+            continue
+        edges = [Edge(source=e.source, target=e.target, conditional=bool(e.conditional)) for e in drawn.edges]
+        return tuple(drawn.nodes), tuple(dict.fromkeys(edges))
+    return tuple(graph.nodes), ()
+
+
+def _cached(seen: list[Any]) -> Iterator[str]:
+    for found in seen:
+        if isinstance(found, Pregel):
+            yield from (name for name, node in found.nodes.items() if node.cache_policy is not None)
+            if found.cache_policy is not None:
+                yield str(found.name)
+        elif getattr(found, "cache_policy", None) is not None and hasattr(found, "func"):
+            yield str(getattr(found.func, "__name__", "a task"))
+
+
+def _held(pregels: list[Pregel[Any, Any, Any, Any]], attribute: str) -> Iterator[tuple[str, str]]:
+    """(graph, class) of each graph that holds one of its own; True and False only say where to look for one."""
+    for pregel in pregels:
+        held = getattr(pregel, attribute)
+        if held is not None and not isinstance(held, bool):
+            yield str(pregel.name), type(held).__name__
+
+
+def _llm_caches(seen: list[Any]) -> Iterator[str]:
+    cache = get_llm_cache()
+    if cache is not None:
+        yield f"set_llm_cache({type(cache).__name__})"
+    for found in seen:
+        own = getattr(found, "cache", None) if isinstance(found, BaseChatModel) else None
+        if own not in (None, False, True):
+            model_class, name, _ = model_identity(found)
+            yield f"{type(own).__name__} of {model_class} {name}".strip()
+
+
+def _breakpoints(graph: Any) -> Iterator[str]:
+    for names in (graph.interrupt_before_nodes, graph.interrupt_after_nodes):
+        yield from (["every node"] if names == "*" else names)
+
+
+def _asks_human(bound: Any) -> bool:
+    """Whether some function that is reached from here has `interrupt` among its globals and names it."""
+    return any(
+        inspect.isfunction(found)
+        and "interrupt" in found.__code__.co_names
+        and found.__globals__.get("interrupt") is interrupt
+        for found in objects_of(bound)
+    )
