@@ -37,6 +37,8 @@ from agenttrain.records import CallSite, ModelCall, Reply, Role
 FUNNELS = ("_generate_with_cache", "_agenerate_with_cache", "agenerate", "stream", "astream")
 LATER_FUNNELS = ("_chat_model_stream_v3", "_achat_model_stream_v3")
 """Replaced where the installed langchain-core has them."""
+MOST_PLACES = 100
+"""Of escapes that are remembered by their place."""
 
 _FOREIGN = ("langchain", "langgraph", "agenttrain", "concurrent.", "threading", "asyncio", "contextlib", "functools")
 """Modules that are not where a user's code made a call."""
@@ -68,6 +70,8 @@ class Gate:
         """Calls without a route while this gate was open, refused or let through."""
         self.first_escape: EscapeError | None = None
         """What the first was told; kept since the graph's own code may catch what was raised."""
+        self.places: dict[str, EscapeError] = {}
+        """Model, node, thread and line of the first `MOST_PLACES` escapes that differ in one, to what each was told."""
         self._n_told = 0
         self._example = ""
 
@@ -81,6 +85,8 @@ class Gate:
             self._example = where
         self.n_escapes += 1
         self.first_escape = self.first_escape or error
+        if len(self.places) < MOST_PLACES:
+            self.places.setdefault(where, error)
 
     def escaped(self) -> tuple[int, str]:
         """How many calls got past it since this was last asked, and where the first of them was made."""
