@@ -7,6 +7,7 @@
     │   └── EscapeError      (RuntimeError) a model call got past the gate while rollouts run
     ├── TaskError            (ValueError)   a row of the task file
     ├── ModelError           (ValueError)   the policy's folder, tokenizer or chat template
+    │   └── TemplateError                   a chat template that doesn't only append
     ├── PluginError          (LookupError)  a plugin that is missing, broken or misspelt
     ├── CaptureError         (RuntimeError) a model call that could not be recorded whole
     ├── WorldError           (RuntimeError) a setup= or on_interrupt= that raised
@@ -50,6 +51,10 @@ class TaskError(AgenttrainError, ValueError):
 
 class ModelError(AgenttrainError, ValueError):
     """The policy's folder, tokenizer or chat template can't be used."""
+
+
+class TemplateError(ModelError):
+    """A chat template writes earlier messages otherwise when later ones come: sampled ids would not stay."""
 
 
 class PluginError(AgenttrainError, LookupError):

@@ -36,7 +36,7 @@ from agenttrain.capture.model_folder import (
     template_of,
 )
 from agenttrain.capture.probe import CONVERSATIONS, Conversation, bridge_fault, rendering_fault, suffix_fault
-from agenttrain.errors import ModelError
+from agenttrain.errors import ModelError, TemplateError
 from agenttrain.protocols import Parsed
 from agenttrain.records import Ids, InvalidCall, ParsedCall
 
@@ -351,7 +351,7 @@ def _guessed(
 
 def _refuse(fault: str | None, folder: Path, family: str) -> None:
     if fault is not None:
-        raise ModelError(
+        raise TemplateError(
             f"{folder} can't be trained with renderer family {family}: {fault} "
             "Name the model's family in renderer.family, or use a chat template that only appends."
         )
