@@ -59,7 +59,7 @@ class Seen:
 Script = Callable[[Seen], str]
 
 
-def call(name: str, **arguments: Any) -> str:
+def call(name: str, /, **arguments: Any) -> str:
     """A tool call as the policy of these tests writes it; several are joined with a line break."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
@@ -91,6 +91,9 @@ class ScriptedEngine:
             Generation(token_ids=ids, logprobs=logprobs, weight_versions=(VERSION,) * len(ids), stop_reason=stop)
         )
         return answer
+
+    def decode(self, ids: Ids) -> str:
+        return str(self._renderer.decode(ids))
 
     def release(self, session: str) -> None: ...
 
@@ -131,6 +134,17 @@ class Rolled:
     def places(self) -> list[tuple[str | None, str]]:
         """(node, role) of each turn."""
         return [(turn.site.node, turn.role) for turn in self.turns]
+
+    @property
+    def said(self) -> list[str]:
+        """What the policy said in each of its turns, without the id that ends it."""
+        ids = [turn.response_ids[:-1] for turn in self.turns if turn.role != "auxiliary"]
+        return [self.engine.decode(each) for each in ids]
+
+    @property
+    def asked(self) -> list[str]:
+        """The prompt of each turn of the policy, as text."""
+        return [self.engine.decode(turn.prompt_ids) for turn in self.turns if turn.role != "auxiliary"]
 
     @property
     def account(self) -> TokenAccount:
