@@ -161,6 +161,18 @@ def test_a_value_where_a_table_is_expected() -> None:
     assert refusal(("toml", {"trainer": {"steps": 3}}), ("--set", {"trainer": 3})) == expected
 
 
+@pytest.mark.parametrize("table", ["trainer", "verl.trainer"])
+@pytest.mark.parametrize("of_nodes", [{"planner": "adapter-a"}, {"planner": {"rank": 8}}])
+def test_an_adapter_for_each_node_is_refused(table: str, of_nodes: dict[str, Any]) -> None:
+    """However it is written, and over an earlier layer's word."""
+    defaults = ("defaults", {"trainer": {"adapter": "auto"}})
+    assert refusal(defaults, ("agenttrain.toml", nested({f"{table}.adapter": of_nodes}))) == (
+        f"{table}.adapter in agenttrain.toml is a table ('planner'), and one policy is trained for all nodes: none has "
+        'an adapter of its own. Set it to one of "auto", "none", "lora"; lora_rank, lora_alpha and lora_targets stand '
+        'beside it. What each node is worth, a verifier says: {"score": number, "nodes": {name: number}}.'
+    )
+
+
 def test_a_table_over_a_value() -> None:
     """Both layers are named."""
     text = refusal(("toml", {"seed": 3}), ("--set", {"seed": {"train": 3}}))

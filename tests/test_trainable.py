@@ -193,6 +193,17 @@ def test_a_verifier_that_could_not_be_asked_is_refused(settings: dict[str, Any])
 
 
 @pytest.mark.parametrize("name", ["train", "frozen", "auxiliary"])
+def test_an_adapter_for_each_node_is_refused(name: str) -> None:
+    """One policy answers in all nodes; what can differ by node is the reward."""
+    assert refusal(**{name: {"planner": "adapter-a", "writer": "adapter-b"}}) == (
+        f"@trainable got {name}={{'planner': 'adapter-a', 'writer': 'adapter-b'}}, a mapping. One policy is trained "
+        "for all nodes: none has weights or an adapter of its own. Write a list of selectors: "
+        f"{name}=['planner', 'writer']. What each node is worth, a verifier says: "
+        '{"score": …, "nodes": {name: number}}.'
+    )
+
+
+@pytest.mark.parametrize("name", ["train", "frozen", "auxiliary"])
 def test_a_selector_that_is_no_list_is_refused(name: str) -> None:
     """A string would be read letter by letter."""
     assert refusal(**{name: "agent"}) == f"@trainable got {name}='agent', one selector. Write a list: {name}=['agent']."

@@ -165,6 +165,9 @@ def resolve(*layers: tuple[str, Mapping[str, Any]], plugin_tables: Iterable[str]
     """
     owned = {*plugin_tables, *INTEGRATIONS} - set(Config.model_fields)
     flat = [(where, _with_plugins_beside(layer)) for where, layer in layers]
+    for where, layer in flat:
+        for path, table in (("", layer), *((f"{name}.", layer.get(name)) for name in sorted(owned))):
+            _refuse_adapter_of_a_node(table, f"{path}trainer.adapter", where)
     merged, written = _merged(flat, owned)
     chosen = [merged.get(table, {}).get("name", "local") for table in ("engine", "trainer")]
     own_trainers = [name for name in chosen if isinstance(name, str) and name in owned]
@@ -318,6 +321,18 @@ def _merged(layers: Iterable[tuple[str, Mapping[str, Any]]], owned: set[str]) ->
         own = _table(table.get("trainer", {}), f"{name}.trainer", written)
         _refuse_unknown(TrainerTable, own, written, owned, f"{name}.trainer.")
     return merged, written
+
+
+def _refuse_adapter_of_a_node(table: Any, name: str, where: str) -> None:
+    trainer = table.get("trainer") if isinstance(table, Mapping) else None
+    adapter = trainer.get("adapter") if isinstance(trainer, Mapping) else None
+    if isinstance(adapter, Mapping):
+        raise ConfigError(
+            f"{name} in {where} is a table ({', '.join(map(repr, adapter)) or 'empty'}), and one policy is trained for "
+            'all nodes: none has an adapter of its own. Set it to one of "auto", "none", "lora"; lora_rank, lora_alpha '
+            "and lora_targets stand beside it. What each node is worth, a verifier says: "
+            '{"score": number, "nodes": {name: number}}.'
+        )
 
 
 def _table(value: Any, name: str, written: Mapping[str, str]) -> Mapping[str, Any]:

@@ -116,7 +116,8 @@ def agenttrain_register_advantages(register: RegisterAdvantages) -> None:
     """Register advantage estimators, each from the rewards [G] of one group to its advantages [G].
 
     Shape: register.
-    When: at load, once per process; the estimator that `trainer.advantage` names is called once per group.
+    When: at load, once per process; the estimator that `trainer.advantage` names is called once per group,
+        and once more for each turn of a group in which a verifier credits nodes or turns.
     Exception: as for `agenttrain_register_engines`; one that the estimator raises ends the run.
 
     Example:

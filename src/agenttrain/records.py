@@ -103,6 +103,19 @@ class CallSite:
         """Class, name and address: equal for one model whatever its settings."""
         return (self.model_class, self.model_name, self.base_url)
 
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The node and every node around it, innermost first, the same in every run.
+
+        Numbers by which LangGraph counts a node's subgraphs are no nodes (langgraph 1.0, _internal/_config.py,
+        recast_checkpoint_ns).
+
+        Example: checkpoint_ns "team:a1|1|model:b2" -> ("model", "team")
+        """
+        parts = [part for part in reversed(self.checkpoint_ns.split("|")) if part and not part.isdigit()]
+        around = tuple(part.partition(":")[0] for part in parts)
+        return around if self.node is None or self.node in around else (self.node, *around)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCall:
@@ -322,6 +335,21 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TurnView:
+    """A turn as a verifier sees it."""
+
+    index: int
+    """Turn.index, which credit by turn goes by."""
+    node: str | None
+    """None: outside of any node."""
+    role: Role
+    text: str
+    """What was sampled, tool calls as they were written, without the stop token. Empty where no ids are known."""
+    n_tool_calls: int
+    stop_reason: StopReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RewardPart:
     """One verifier's word on a rollout."""
 
@@ -339,6 +367,13 @@ class Credit:
     """Node, or one around it, to what its turns get."""
     by_turn: Mapping[int, float] = field(default_factory=dict)
     """Turn.index to what that turn gets."""
+
+    def of(self, turn: Turn) -> float:
+        """What a turn gets beside the score: that of each named node it was made in, and its own.
+
+        Example: by_node {"team": 0.5, "model": 0.25}, by_turn {3: -1.0}: turn 3, in model within team, gets -0.25.
+        """
+        return sum(self.by_node.get(node, 0.0) for node in turn.site.nodes) + self.by_turn.get(turn.index, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

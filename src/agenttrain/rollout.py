@@ -38,6 +38,7 @@ from agenttrain.records import (
     RolloutSpec,
     Status,
     Turn,
+    TurnView,
 )
 from agenttrain.reward.score import VerifierPolicyFailure, passes, score
 from agenttrain.reward.status import STATUS_RULES, Ending, is_rewarded, may_succeed, status_of
@@ -227,7 +228,8 @@ class Runner:
 
     def _reward(self, flight: Flight, status: Status, cause: str, state: Any) -> tuple[Reward | None, Status, str]:
         """The verifiers' word, and the status it may change: a broken verifier is the environment's failure."""
-        request, world = flight.request, flight.world
+        request, world, turns = flight.request, flight.world, flight.recorder.turns
+        is_as_is = isinstance(self.renderer, NoRenderer)  # no turn is trained then, and a verifier credits some
         unfinished = self.config.reward.unfinished if STATUS_RULES[status].unfinished else 0.0
         try:
             with outside_rollouts(), current_task_is(request.task), telemetry.reward_span(request.rollout_id):
@@ -239,12 +241,26 @@ class Runner:
                     unfinished=unfinished,
                     context=flight.context,
                     loop=world.loop if world is not None else None,
+                    turns=None if is_as_is else turns,
+                    views=lambda: [self._view(turn) for turn in turns],
                 )
         except VerifierPolicyFailure as failure:
             return failure.reward, "policy_failure", str(failure)
         except RewardError as error:
             return None, "environment_failure", str(error)
         return reward, status, cause
+
+    def _view(self, turn: Turn) -> TurnView:
+        ids = turn.response_ids
+        said = ids[:-1] if ids and ids[-1] in self.renderer.stop_ids else ids
+        return TurnView(
+            index=turn.index,
+            node=turn.site.node,
+            role=turn.role,
+            text=self.renderer.decode(said) if said else "",
+            n_tool_calls=turn.n_tool_calls,
+            stop_reason=turn.stop_reason,
+        )
 
     def _rollout(
         self,

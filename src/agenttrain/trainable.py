@@ -101,7 +101,8 @@ def trainable(
         target: the graph, when called as `trainable(graph, …)`; left out when used as a decorator.
         model: Hugging Face folder (relative to the file) or hub id of the policy.
         tasks: tasks.jsonl, relative to the file.
-        verifier: scores a rollout: a bool, a number, or {"score": …, "comment": …}.
+        verifier: scores a rollout: a bool, a number, or {"score": …, "comment": …}, which may hold "nodes" (name to
+            number) and "turns" (index to number): what is added to the score for the tokens that were sampled there.
         verifiers: several of them, name to (function, weight).
         train, frozen, auxiliary: selectors of model calls, see `agenttrain.graph.roles`.
         limits: what one rollout may use.
@@ -110,8 +111,9 @@ def trainable(
         allow_escapes: count model calls that get past the gate instead of ending the run.
 
     Raises:
-        ConfigError: both `verifier` and `verifiers`, one that can't be called or has no weight, a lone selector, a
-            `setup` or `on_interrupt` that can't be called, or `limits` or `verifiers` of another type.
+        ConfigError: both `verifier` and `verifiers`, one that can't be called or has no weight, a lone selector, an
+            adapter for each node, a `setup` or `on_interrupt` that can't be called, or `limits` or `verifiers` of
+            another type.
 
     Example:
         @contextmanager
@@ -133,6 +135,12 @@ def trainable(
     if verifier is not None and verifiers is not None:
         raise ConfigError("@trainable got verifier= and verifiers=. Keep one: verifiers={'name': (function, weight)}.")
     for name, selectors in (("train", train), ("frozen", frozen), ("auxiliary", auxiliary)):
+        if isinstance(selectors, Mapping):
+            raise ConfigError(
+                f"@trainable got {name}={selectors!r}, a mapping. One policy is trained for all nodes: none has "
+                f"weights or an adapter of its own. Write a list of selectors: {name}={list(selectors)!r}. What each "
+                'node is worth, a verifier says: {"score": …, "nodes": {name: number}}.'
+            )
         if isinstance(selectors, str) or callable(selectors):
             shown = repr(selectors) if isinstance(selectors, str) else function_name(selectors)
             raise ConfigError(f"@trainable got {name}={shown}, one selector. Write a list: {name}=[{shown}].")

@@ -71,7 +71,7 @@ def by_keyword(*, outputs: Any, reference: Any, **rest: Any) -> bool:
 
 
 def all_keywords(**given: Any) -> bool:
-    return sorted(given) == ["context", "inputs", "outputs", "reference", "reference_outputs", "state", "task"]
+    return sorted(given) == ["context", "inputs", "outputs", "reference", "reference_outputs", "state", "task", "turns"]
 
 
 def by_position(*given: Any) -> bool:
@@ -135,7 +135,7 @@ def test_arguments_are_filled_by_name(verifier: Any) -> None:
     ],
 )
 def test_an_argument_that_nothing_fills_is_refused_before_anything_runs(verifier: Any, argument: str) -> None:
-    with pytest.raises(RewardError, match=f"Verifier 'v' asks for '{argument}'.*task, state, context, inputs"):
+    with pytest.raises(RewardError, match=f"Verifier 'v' asks for '{argument}'.*task, state, context, turns, inputs"):
         check_verifiers({"v": (verifier, 1.0)})
 
 

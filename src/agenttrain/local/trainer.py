@@ -146,7 +146,7 @@ class LocalTrainer:
         elif cost:
             penalties = {lesson.rollout_id: cost * kl_penalty(lesson) for lesson in kept}
             scored = lessons(results, self._context.advantages, penalties=penalties).kept
-            kept = tuple(replace(one, advantage=other.advantage) for one, other in zip(kept, scored, strict=True))
+            kept = tuple(replace(other, measured=one.measured) for one, other in zip(kept, scored, strict=True))
         return replace(taught, kept=kept), measured_metrics(kept, self._settings)
 
     def _requests(self, tasks: Sequence[Task], step: int) -> list[RolloutRequest]:

@@ -11,17 +11,18 @@ import functools
 import inspect
 import math
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from agenttrain.errors import PolicyFailure, RewardError, RolloutStop
-from agenttrain.records import Reward, RewardPart, Task
+from agenttrain.records import Credit, Reward, RewardPart, Task, Turn, TurnView
+from agenttrain.reward.credit import credit_in, summed
 from agenttrain.reward.time_limit import OutOfTime, Raised, in_time
 
-ARGUMENTS = ("task", "state", "context", "inputs", "outputs", "reference_outputs", "reference")
-"""The names a verifier may ask for; `context` is what the graph had as its runtime context, and the later ones are
-LangSmith's, for input, last state and reference."""
+ARGUMENTS = ("task", "state", "context", "turns", "inputs", "outputs", "reference_outputs", "reference")
+"""The names a verifier may ask for; `context` is what the graph had as its runtime context, `turns` a TurnView of each
+model call, and the later ones are LangSmith's, for input, last state and reference."""
 SUCCESS_SUFFIX = ".success"
 """A verifier that decides success itself leaves a second part under its name and this, of weight 0 and score 0 or 1."""
 
@@ -49,8 +50,10 @@ def score(
     unfinished: float = 0.0,
     context: Any = None,
     loop: asyncio.AbstractEventLoop | None = None,
+    turns: Sequence[Turn] | None = None,
+    views: Callable[[], Sequence[TurnView]] = tuple,
 ) -> Reward:
-    """The weighted sum of what the verifiers say, with its parts.
+    """The weighted sum of what the verifiers say, with its parts, and what they say of nodes and turns.
 
     Args:
         verifiers: at least one, name to (function, weight). A function takes any of `ARGUMENTS` by name, or two
@@ -61,23 +64,29 @@ def score(
         unfinished: added where the rollout was cut.
         context: the graph's runtime context. None: it had none.
         loop: running on another thread; async verifiers run there. None: each on a loop of its own.
+        turns: what credit by turn is held against. None: not known, and any index is taken.
+        views: gives what a verifier sees of the turns; called where one asks for them.
 
     Raises:
-        RewardError: a verifier raised, ran past its time, or answered with something that is no finite number.
+        RewardError: a verifier raised, ran past its time, answered with something that is no finite number, or
+            credited what is no trained turn.
         VerifierPolicyFailure: a verifier raised PolicyFailure; the others were asked all the same.
     """
     if not verifiers:
         raise RewardError(f"Task {task.id!r} can't be scored: there is no verifier. Add verifier=… to @trainable.")
-    values = _values(task, state, context)
+    values = _values(task, state, context) | {"turns": tuple(views()) if _ask_for_turns(verifiers) else ()}
     parts: list[RewardPart] = []
+    credits: list[Credit | None] = []
     failure: PolicyFailure | None = None
     for name, (verifier, weight) in verifiers.items():
         try:
-            parts += _parts(name, weight, _answer(name, verifier, values, timeout_s, loop))
+            answer = _answer(name, verifier, values, timeout_s, loop)
+            parts += _parts(name, weight, answer)
+            credits.append(credit_in(name, weight, answer, turns))
         except PolicyFailure as raised:
             failure = failure or raised
             parts.append(RewardPart(name=name, score=0.0, weight=weight, comment=f"PolicyFailure: {raised}"))
-    reward = with_unfinished(Reward(score=0.0, parts=tuple(parts)), unfinished)
+    reward = with_unfinished(Reward(score=0.0, parts=tuple(parts), credit=summed(credits)), unfinished)
     if failure is not None:
         raise VerifierPolicyFailure(str(failure), reward) from failure
     return reward
@@ -176,6 +185,11 @@ def _bound(name: str, verifier: Callable[..., Any]) -> Binding:
             f"{', '.join(ARGUMENTS)}, or two arguments for (task, state)."
         )
     return binding
+
+
+def _ask_for_turns(verifiers: Verifiers) -> bool:
+    bindings = [_bound(name, verifier) for name, (verifier, _) in verifiers.items()]
+    return any("turns" in (*binding.by_position, *binding.by_keyword) for binding in bindings)
 
 
 def _values(task: Task, state: Any, context: Any) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Results of rollouts to what is handed to the loss: who teaches, in which update, laid out as tensors.
 
 Every rollout is either trained or dropped with a reason. A rollout's trajectories stay in one update and share its
-advantage, which is counted once in the group. Knows nothing of models.
+advantage, which is counted once in the group; where verifiers credit nodes or turns, each turn has one of its own.
+Knows nothing of models.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ import torch
 from agenttrain.errors import SampleError, TrainerError
 from agenttrain.records import NOT_ADMITTED, RolloutResult, Sample
 from agenttrain.trainer.advantage import all_equal
+from agenttrain.trainer.by_turn import compared, credited, has_credit, turns_of_tokens
 from agenttrain.trainer.loss import LossMean, token_weights
 
 ALL_EQUAL = "all rewards equal"
@@ -51,6 +53,9 @@ class Lesson:
 
     result: RolloutResult
     advantage: float
+    """Of the whole rollout."""
+    by_token: tuple[tuple[float, ...], ...] = ()
+    """[samples][n] each trained token's own. Empty: no turn was credited, and all have that of the rollout."""
     measured: tuple[Measured, ...] = ()
     """One per sample with trained tokens. Empty: nothing was measured."""
 
@@ -72,13 +77,18 @@ class Lesson:
     @property
     def token_advantages(self) -> tuple[tuple[float, ...], ...]:
         """[samples][T] of each response id as the loss sees it, 0.0 where the mask is 0."""
-        return tuple(_spread(sample, self.advantage, measured.advantages) for sample, measured in self.rows)
+        return tuple(
+            _spread(sample, self.of_group(place) if measured.advantages is None else measured.advantages.tolist())
+            for place, (sample, measured) in enumerate(self.rows)
+        )
+
+    def of_group(self, place: int) -> Sequence[float]:
+        """[n] what the siblings of the rollout make each trained token of one sample worth."""
+        return self.by_token[place] if self.by_token else [self.advantage] * sum(self.samples[place].response_mask)
 
 
-def _spread(sample: Sample, advantage: float, by_token: torch.Tensor | None) -> tuple[float, ...]:
-    if by_token is None:
-        return tuple(advantage * mask for mask in sample.response_mask)
-    each = iter(by_token.tolist())
+def _spread(sample: Sample, advantages: Sequence[float]) -> tuple[float, ...]:
+    each = iter(advantages)
     return tuple(next(each) if mask else 0.0 for mask in sample.response_mask)
 
 
@@ -188,19 +198,59 @@ def lessons(
     for task_id, group in by_task.items():
         dropped.update({r.rollout.id: _why_unusable(r) for r in group if not usable(r)})
         able = [result for result in group if usable(result)]
-        rewards = {r.rollout.id: r.rollout.reward.score for r in able if r.rollout.reward is not None}
         if compares and len(able) < 2:
             dropped.update({r.rollout.id: TOO_FEW for r in able})
-        elif compares and all_equal(list(rewards.values())):
+        elif compares and _all_alike(able):
             dropped.update({r.rollout.id: ALL_EQUAL for r in able})
             n_equal += 1
         elif able:
-            scores = _scores(task_id, [r - (penalties or {}).get(i, 0.0) for i, r in rewards.items()], advantages)
-            both = [Lesson(result=r, advantage=a) for r, a in zip(able, scores, strict=True)]
+            both = _compared(task_id, able, advantages, compares=compares, penalties=penalties or {})
             dropped.update({lesson.rollout_id: NOTHING_SAMPLED for lesson in both if not lesson.samples})
             kept += [lesson for lesson in both if lesson.samples]
             n_trained += any(lesson.samples for lesson in both)
     return Lessons(kept=tuple(kept), dropped=dropped, n_groups=len(by_task), n_equal=n_equal, n_trained=n_trained)
+
+
+def _rewards(group: Sequence[RolloutResult], penalties: Mapping[str, float]) -> list[float]:
+    return [r.rollout.reward.score - penalties.get(r.rollout.id, 0.0) for r in group if r.rollout.reward is not None]
+
+
+def _all_alike(group: Sequence[RolloutResult]) -> bool:
+    """Whether no turn did better than the group's others, so that nothing can be learned."""
+    rewards = _rewards(group, {})
+    if not any(map(has_credit, group)):
+        return all_equal(rewards)
+    turns = compared([credited(result, reward) for result, reward in zip(group, rewards, strict=True)])
+    return all(all_equal(values) for by_turn in turns for values in by_turn.values() or [rewards])
+
+
+def _compared(
+    task_id: str,
+    group: Sequence[RolloutResult],
+    advantages: Callable[[Sequence[float]], list[float]],
+    *,
+    compares: bool,
+    penalties: Mapping[str, float],
+) -> list[Lesson]:
+    """A lesson for each rollout, with its advantage and, where a verifier credited turns, that of each token."""
+    rewards = _rewards(group, penalties)
+    scores = _scores(task_id, rewards, advantages)
+    taught = [Lesson(result=result, advantage=score) for result, score in zip(group, scores, strict=True)]
+    if not compares or not any(map(has_credit, group)):
+        return taught
+    turns = compared([credited(result, reward) for result, reward in zip(group, rewards, strict=True)])
+    by_turn = [
+        {index: _scores(task_id, values, advantages)[i] for index, values in own.items()} for i, own in enumerate(turns)
+    ]
+    return [replace(lesson, by_token=_by_token(lesson, own)) for lesson, own in zip(taught, by_turn, strict=True)]
+
+
+def _by_token(lesson: Lesson, by_turn: Mapping[int, float]) -> tuple[tuple[float, ...], ...]:
+    """[samples][n]; a token of which no turn is known has the advantage of its rollout."""
+    turns = turns_of_tokens(lesson.result, lesson.samples)
+    return tuple(
+        tuple(lesson.advantage if turn is None else by_turn[turn.index] for turn in of_sample) for of_sample in turns
+    )
 
 
 def _scores(
@@ -372,7 +422,7 @@ def _micro_batch(
         fresh += [sample.extra_fields.get("min_global_steps", weight_version) == weight_version] * len(trained)
     n_trained = tuple(sum(row.sample.response_mask) for row in rows)
     told, measured = torch.tensor(recorded), [row.measured for row in rows]
-    by_rollout = _repeated([row.lesson.advantage for row in rows], n_trained)
+    of_groups = torch.tensor([advantage for row in rows for advantage in row.lesson.of_group(row.place)])
     return MicroBatch(
         places=tuple((row.lesson.rollout_id, row.place) for row in rows),
         n_trained=n_trained,
@@ -382,7 +432,7 @@ def _micro_batch(
         targets=torch.tensor(targets),
         recorded_logprobs=told,
         old_logprobs=_measured_or(told, [each.logprobs for each in measured]),
-        advantages=_measured_or(by_rollout, [each.advantages for each in measured]),
+        advantages=_measured_or(of_groups, [each.advantages for each in measured]),
         weights=_repeated([row.weight for row in rows], n_trained),
         importance=_measured_or(torch.ones_like(told), [each.importance for each in measured]),
         fresh=torch.tensor(fresh),

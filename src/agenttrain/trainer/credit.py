@@ -1,8 +1,8 @@
 """A rollout's reward and a critic's values to an advantage and a return for each of its tokens.
 
 A rollout is one walk over its trained tokens in the order in which they were sampled, whatever trajectories they stand
-in: context between two of them is no step of its own, and the reward comes once, with the last. So splitting a rollout
-into several trajectories changes nothing.
+in: context between two of them is no step of its own, and the reward comes once, with the last. What verifiers credit a
+turn with comes with the last token of that turn. So splitting a rollout into several trajectories changes nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from agenttrain.records import RolloutResult, Sample
 from agenttrain.trainer.algorithms import Critic
 from agenttrain.trainer.batches import Lesson, old_logprobs
+from agenttrain.trainer.by_turn import has_credit, parts_by_turn, turns_of_tokens
 from agenttrain.trainer.loss import k1
 
 SMALLEST = 1e-8
@@ -41,16 +42,12 @@ def sampling_order(result: RolloutResult, samples: Sequence[Sample]) -> list[Pla
     Args:
         samples: those of the rollout that have trained tokens.
     """
-    index_by_turn = {turn.id: turn.index for turn in result.turns}
-    spans_by_trajectory = {trajectory.index: trajectory.spans for trajectory in result.trajectories}
-    keyed: list[tuple[int, int, int, Place]] = []
-    for s, sample in enumerate(samples):
-        trained = [t for t, mask in enumerate(sample.response_mask) if mask]
-        turn_at: dict[int, int] = {}
-        for span in spans_by_trajectory.get(sample.extra_fields.get("trajectory", -1), ()):
-            turn_at |= dict.fromkeys(range(span.start, span.end), index_by_turn.get(span.turn_id, 0))
-        keyed += [(turn_at.get(t, 0), s, t, Place(sample=s, token=n)) for n, t in enumerate(trained)]
-    return [place for *_, place in sorted(keyed, key=lambda item: item[:3])]
+    keyed = [
+        (turn.index if turn is not None else 0, s, n)
+        for s, turns in enumerate(turns_of_tokens(result, samples))
+        for n, turn in enumerate(turns)
+    ]
+    return [Place(sample=s, token=n) for _, s, n in sorted(keyed)]
 
 
 def gae(
@@ -136,8 +133,20 @@ def _rewards(lesson: Lesson, order: Sequence[Place], kl_coefficient: float) -> l
     rewards = [0.0] * len(order)
     if kl_coefficient:
         rewards = [-kl_coefficient * number for number in _in_order(_k1(lesson), order)]
+    for at, part in _parts(lesson, order):
+        rewards[at] += part
     rewards[-1] += lesson.advantage
     return rewards
+
+
+def _parts(lesson: Lesson, order: Sequence[Place]) -> list[tuple[int, float]]:
+    """(step of the walk, credit): each credited turn's own, with its last token."""
+    if not has_credit(lesson.result):
+        return []
+    turns, parts = turns_of_tokens(lesson.result, lesson.samples), parts_by_turn(lesson.result)
+    walked = [turns[place.sample][place.token] for place in order]
+    last_by_turn = {turn.index: at for at, turn in enumerate(walked) if turn is not None}
+    return [(at, parts[index]) for index, at in last_by_turn.items()]
 
 
 def _in_order(rows: Sequence[torch.Tensor | None], order: Sequence[Place]) -> list[float]:
