@@ -21,6 +21,8 @@ from typing import Any
 from agenttrain.capture.instructions import instruction_of
 from agenttrain.records import BreakCause, CallSite, InvalidCall, ModelCall, ParsedCall, Turn
 
+_Place = tuple[str | None, str | None, str]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
@@ -84,7 +86,7 @@ class Conversations:
         self._continued: set[str] = set()
         self._begun: defaultdict[bytes, list[CallSite]] = defaultdict(list)
         """Digest of a whole prompt to the places that asked it."""
-        self._first_steps: dict[tuple[str | None, str], int] = {}
+        self._first_steps: dict[_Place, int] = {}
         self._openings: set[bytes] = set()
 
     def begin(self, prompt: Prompt, site: CallSite) -> tuple[Turn | None, BreakCause | None]:
@@ -147,9 +149,9 @@ def _changed(known: Sequence[tuple[Turn, Prompt]], prompt: Prompt) -> BreakCause
     return "instruction_changed" if same_tools else "tools_changed"
 
 
-def _place(site: CallSite) -> tuple[str | None, str]:
-    """A node in one execution of the graph around it."""
-    return site.node, site.checkpoint_ns.rpartition("|")[0]
+def _place(site: CallSite) -> _Place:
+    """A node in one execution of the graph around it; what middleware asks there for its own ends is apart."""
+    return site.node, site.source, site.checkpoint_ns.rpartition("|")[0]
 
 
 def _retries(site: CallSite, earlier: Sequence[CallSite]) -> bool:

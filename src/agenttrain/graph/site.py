@@ -29,11 +29,12 @@ def call_site(
     configurable = config.get("configurable") or {}
     execution = getattr(configurable.get("__pregel_runtime"), "execution_info", None)
     model_class, model_name, base_url = model_identity(model, settings)
+    namespace = str(configurable.get("checkpoint_ns") or around.get("langgraph_checkpoint_ns") or "")
     return CallSite(
-        node=around.get("langgraph_node"),
+        node=around.get("langgraph_node") or _innermost(namespace),
         step=around.get("langgraph_step"),
         task_id=execution.task_id if execution else None,
-        checkpoint_ns=str(configurable.get("checkpoint_ns") or around.get("langgraph_checkpoint_ns") or ""),
+        checkpoint_ns=namespace,
         path=_path_text(around.get("langgraph_path")),
         attempt=execution.node_attempt if execution else 1,
         tags=tuple(dict.fromkeys(tags)),
@@ -58,6 +59,11 @@ def _first_text(model: object, names: Sequence[str]) -> str:
         if isinstance(value, str) and value:
             return value
     return ""
+
+
+def _innermost(checkpoint_ns: str) -> str | None:
+    """The node of a namespace's last part: where a call's own metadata took the place of LangGraph's."""
+    return checkpoint_ns.rpartition("|")[2].partition(":")[0] or None
 
 
 def _path_text(path: Any) -> str:
