@@ -19,6 +19,7 @@ from agenttrain.records import (
     ModelCall,
     ParsedCall,
     Reply,
+    Respelling,
     Role,
     Rollout,
     RolloutRequest,
@@ -152,6 +153,24 @@ class Renderer(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens shown."""
+
+
+@runtime_checkable
+class TellsSpelling(Protocol):
+    """What a renderer may offer beside `Renderer`: to say where its template writes history otherwise."""
+
+    def respelled(
+        self, response_ids: Ids, message: Mapping[str, Any], new_messages: Sequence[Mapping[str, Any]]
+    ) -> tuple[Respelling, ...]:
+        """How the template would write an answered reply otherwise than it was sampled. Empty: it writes the same.
+
+        Args:
+            message: the reply as it was handed back.
+            new_messages: those that follow it in the prompt.
+        """
+
+    def drops_thinking(self, response_ids: Ids, new_messages: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether `extend` gives None because the template drops thinking from this reply before these messages."""
 
 
 class Route(Protocol):
@@ -421,6 +440,7 @@ __all__ = [
     "RunRollouts",
     "TakesAdapters",
     "TellsNews",
+    "TellsSpelling",
     "Trainer",
     "TrainerCheck",
     "TrainerCheckContext",

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from agenttrain.capture.recorder import Recorder, RecorderLimits
+from agenttrain.capture.render import open_renderer
 from agenttrain.capture.store import SqliteStore, StoreView, read_store
 from agenttrain.errors import CaptureError, EngineError, RolloutStop
 from agenttrain.protocols import Renderer
@@ -246,6 +247,64 @@ def test_a_turn_cut_at_its_length_is_extended(desk: Desk) -> None:
 
 def causes(recorder: Recorder) -> list[str | None]:
     return [turn.break_cause for turn in recorder.turns]
+
+
+def test_a_reply_that_the_template_would_write_otherwise_stays_as_sampled_and_is_told(desk: Desk) -> None:
+    """No break: the next turn extends it, says how it would be written, and is stored so."""
+    desk.says = "<think>\nHm.\n</think>\n\n" + CALL.replace(": ", ":")
+    recorder = desk.open()
+    messages = followed(ASKS, recorder.answer(call()), "lamp")
+    desk.says = CALL
+    messages = followed(messages, recorder.answer(call(messages, at=site("t2", step=3))), "desk")
+    recorder.answer(call(messages, at=site("t3", step=5)))
+    assert [turn.respelled for turn in recorder.turns] == [(), ("thinking_dropped", "arguments_respelled"), ()]
+    assert causes(recorder) == ["first_turn", None, None]
+    assert desk.kept().turns(recorder.rollout_id) == recorder.turns
+
+
+@pytest.mark.parametrize("family", ["default", "qwen3"])
+def test_thinking_that_the_history_drops_begins_a_trajectory(desk: Desk, qwen_folder: Path, family: str) -> None:
+    """With renderer.history = template, once a user speaks; within the calls of one question it stays."""
+    desk.renderer = open_renderer(str(qwen_folder), family=family, history="template")
+    desk.says = f"<think>\nHm.\n</think>\n\n{CALL}"
+    recorder = desk.open()
+    messages = followed(ASKS, recorder.answer(call()), "lamp")
+    desk.says = "<think>\nSo.\n</think>\n\nA lamp.<|im_end|>"
+    reply = recorder.answer(call(messages, at=site("t2", step=3)))
+    recorder.answer(call((*followed(messages, reply), user("And B7?")), at=site("t3", step=5)))
+    assert causes(recorder) == ["first_turn", None, "thinking_dropped"]
+
+
+class Plain:
+    """A plugin's renderer that has what a renderer must have, and nothing more."""
+
+    def __init__(self, whole: Renderer) -> None:
+        self.identity, self.stop_ids = whole.identity, whole.stop_ids
+        self.render, self.extend, self.parse, self.decode = whole.render, whole.extend, whole.parse, whole.decode
+
+
+def test_a_renderer_need_not_tell_how_replies_are_spelt(desk: Desk) -> None:
+    desk.renderer, desk.says = Plain(desk.renderer), CALL.replace(": ", ":")
+    recorder = desk.open()
+    recorder.answer(call(followed(ASKS, recorder.answer(call()), "lamp"), at=site("t2", step=3)))
+    assert [(turn.break_cause, turn.respelled) for turn in recorder.turns] == [("first_turn", ()), (None, ())]
+
+
+class Failing(Plain):
+    """One that offers to tell, and fails at it."""
+
+    def respelled(self, *given: Any) -> Any:
+        raise KeyError("role")
+
+    def drops_thinking(self, *given: Any) -> bool:
+        return False
+
+
+def test_a_renderer_that_fails_to_tell_costs_no_rollout(desk: Desk) -> None:
+    desk.renderer = Failing(desk.renderer)
+    recorder = desk.open()
+    recorder.answer(call(followed(ASKS, recorder.answer(call()), "lamp"), at=site("t2", step=3)))
+    assert [turn.respelled for turn in recorder.turns] == [(), ()]
 
 
 def test_other_tools_begin_a_trajectory(desk: Desk) -> None:

@@ -14,8 +14,8 @@ from typing import TypeVar
 from agenttrain.capture.conversations import Prompt
 from agenttrain.capture.instructions import told
 from agenttrain.errors import CaptureError
-from agenttrain.protocols import Parsed, Renderer
-from agenttrain.records import BreakCause, Generation, Ids, InvalidCall, ModelCall, ParsedCall, Reply, Turn
+from agenttrain.protocols import Parsed, Renderer, TellsSpelling
+from agenttrain.records import BreakCause, Generation, Ids, InvalidCall, ModelCall, ParsedCall, Reply, Respelling, Turn
 
 CallT = TypeVar("CallT", ParsedCall, InvalidCall)
 
@@ -31,11 +31,25 @@ def prompt_ids_of(
     if parent is None:
         return renderer.render(told(renderer, call), call.tools), None
     stored = parent.prompt_ids + parent.response_ids
-    ids = renderer.extend(parent.prompt_ids, parent.response_ids, call.messages[prompt.n_known :], call.tools)
+    new = call.messages[prompt.n_known :]
+    ids = renderer.extend(parent.prompt_ids, parent.response_ids, new, call.tools)
     if ids is not None and ids[: len(stored)] == stored:
         return ids, None
     broke: BreakCause = "truncated_turn" if parent.stop_reason == "length" else "template"
+    if ids is None and isinstance(renderer, TellsSpelling) and renderer.drops_thinking(parent.response_ids, new):
+        broke = "thinking_dropped"
     return renderer.render(told(renderer, call), call.tools), broke
+
+
+def respelled(renderer: Renderer, call: ModelCall, prompt: Prompt, parent: Turn | None) -> tuple[Respelling, ...]:
+    """How the template would write the parent's reply otherwise than it stands in the prompt; empty where not known."""
+    if parent is None or not isinstance(renderer, TellsSpelling):
+        return ()
+    answered, new = call.messages[prompt.n_known - 1], call.messages[prompt.n_known :]
+    try:
+        return renderer.respelled(parent.response_ids, answered, new)
+    except Exception:  # of a plugin; what is only told costs no rollout
+        return ()
 
 
 def read_answer(renderer: Renderer, call: ModelCall, generation: Generation, *, prompt_ids: Ids, seed: int) -> Parsed:

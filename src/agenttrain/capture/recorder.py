@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from agenttrain.capture import spans
-from agenttrain.capture.answers import hash63, prompt_ids_of, read_answer, reply_of
+from agenttrain.capture.answers import hash63, prompt_ids_of, read_answer, reply_of, respelled
 from agenttrain.capture.conversations import Conversations, Prompt, hashed
 from agenttrain.capture.instructions import missed
 from agenttrain.capture.tool_calls import n_misfits, unknown_names
@@ -39,6 +39,7 @@ from agenttrain.records import (
     Ids,
     ModelCall,
     Reply,
+    Respelling,
     Role,
     RolloutRequest,
     Sampling,
@@ -162,11 +163,13 @@ class Recorder:
 
     def answer(self, call: ModelCall) -> Reply:
         begun = self._begin(call)
-        return self._finish(begun, self._wait(begun, self._ask(begun)))
+        future, spelt = self._ask(begun), self._respelled(begun)
+        return self._finish(begun, self._wait(begun, future), spelt)
 
     async def aanswer(self, call: ModelCall) -> Reply:
         begun = self._begin(call)
-        return self._finish(begun, await self._await(begun, self._ask(begun)))
+        future, spelt = self._ask(begun), self._respelled(begun)
+        return self._finish(begun, await self._await(begun, future), spelt)
 
     def auxiliary_began(self, call: ModelCall) -> str:
         """Note a call that the user's own model answers; it uses no budget and holds no ids."""
@@ -316,6 +319,10 @@ class Recorder:
         except BaseException as error:
             self._lose(begun, error)
 
+    def _respelled(self, begun: _Begun) -> tuple[Respelling, ...]:
+        """Found while the engine works."""
+        return respelled(self._renderer, begun.call, begun.prompt, begun.parent)
+
     def _wait(self, begun: _Begun, future: Future[Generation]) -> Generation:
         try:
             return future.result(self._seconds_left())
@@ -384,7 +391,7 @@ class Recorder:
 
     # Ending a call
 
-    def _finish(self, begun: _Begun, generation: Generation) -> Reply:
+    def _finish(self, begun: _Begun, generation: Generation, spelt: tuple[Respelling, ...]) -> Reply:
         """Read the answer, record its Turn and give the Reply."""
         if not generation.token_ids and generation.stop_reason != "aborted":
             self._lose(begun, self._answered_nothing(begun))
@@ -398,7 +405,7 @@ class Recorder:
             self._lose(begun, error)
         n_calls = len(parsed.tool_calls) + len(parsed.invalid_tool_calls)
         n_invalid = len(parsed.invalid_tool_calls) + n_misfits(parsed.tool_calls, begun.call.tools)
-        turn = self._turn(begun, generation, parsed, n_calls, n_invalid)
+        turn = replace(self._turn(begun, generation, parsed, n_calls, n_invalid), respelled=spelt)
         with self._lock:
             self._n_sampled += len(turn.response_ids)
             if unknown := unknown_names(parsed.tool_calls, begun.call.tools):

@@ -36,9 +36,10 @@ from agenttrain.capture.model_folder import (
     template_of,
 )
 from agenttrain.capture.probe import CONVERSATIONS, Conversation, bridge_fault, rendering_fault, suffix_fault
+from agenttrain.capture.spelling import Spelling
 from agenttrain.errors import ModelError, TemplateError
 from agenttrain.protocols import Parsed
-from agenttrain.records import Ids, InvalidCall, ParsedCall
+from agenttrain.records import Ids, InvalidCall, ParsedCall, Respelling
 
 History = Literal["keep", "template"]
 Message = Mapping[str, Any]
@@ -118,11 +119,20 @@ class _Lru:
 class _Reader:
     """What both renderers share: reading sampled ids, by a renderer of the library."""
 
-    def __init__(self, tokenizer: Any, library: Any, *, family: str, stop_ids: Ids, hashes: str) -> None:
+    def __init__(
+        self, tokenizer: Any, library: Any, *, family: str, history: History, stop_ids: Ids, hashes: str
+    ) -> None:
         self.family, self.family_guessed = family, False
         self.identity, self.stop_ids = f"{family}:{hashes}", stop_ids
-        self._tokenizer, self._library = tokenizer, library
+        self._tokenizer, self._library, self._history = tokenizer, library, history
         self._renderings = _Lru()
+        self._spelling = Spelling(
+            write=lambda messages, opens: _templated(tokenizer, messages, (), opens=opens),
+            encode=tokenizer.encode,
+            decode=self.decode,
+            read=lambda ids: self.parse(ids, ()),
+            stop_ids=stop_ids,
+        )
 
     def parse(self, response_ids: Ids, tools: Tools, prompt_ids: Ids = ()) -> Parsed:
         end = next((i for i, id in enumerate(response_ids) if id in self.stop_ids), None)
@@ -144,6 +154,14 @@ class _Reader:
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(ids))
+
+    def respelled(self, response_ids: Ids, message: Message, new_messages: Sequence[Message]) -> tuple[Respelling, ...]:
+        return self._spelling.respelled(response_ids, message, new_messages)
+
+    def drops_thinking(self, response_ids: Ids, new_messages: Sequence[Message]) -> bool:
+        """Whether the history asked for is the template's, which drops this reply's thinking now that a user speaks."""
+        speaks = any(message["role"] == "user" for message in new_messages)
+        return self._history == "template" and speaks and "</think>" in self.decode(response_ids)
 
 
 class FamilyRenderer(_Reader):
@@ -180,8 +198,8 @@ class TemplateRenderer(_Reader):
 
         parser = _tool_parser(tokenizer)
         library = DefaultRenderer(tokenizer, DefaultRendererConfig(tool_parser=parser))
-        super().__init__(tokenizer, library, family=DEFAULT, stop_ids=stop_ids, hashes=hashes)
-        self._folder, self._history = folder, history
+        super().__init__(tokenizer, library, family=DEFAULT, history=history, stop_ids=stop_ids, hashes=hashes)
+        self._folder = folder
         self.supports_tools = parser is not None and "tools" in template_of(tokenizer)
         self._suffixes = _Lru()
         self._suffix_needs_tools = self._suffix_needs_ids = True
@@ -198,7 +216,7 @@ class TemplateRenderer(_Reader):
     def extend(self, prompt_ids: Ids, response_ids: Ids, new_messages: Sequence[Message], tools: Tools) -> Ids | None:
         if not new_messages or any(message["role"] == "assistant" for message in new_messages):
             return None
-        if self._history == "template" and self._drops(response_ids, new_messages):
+        if self.drops_thinking(response_ids, new_messages):
             return None
         closed = bool(response_ids) and response_ids[-1] in self.stop_ids
         new = new_messages if self._suffix_needs_ids else _without_ids(new_messages)
@@ -237,15 +255,8 @@ class TemplateRenderer(_Reader):
         end = text.index(self._close_text, text.index(MARKER)) + len(self._close_text)
         return self._encode(text[end:])
 
-    def _drops(self, response_ids: Ids, new_messages: Sequence[Message]) -> bool:
-        """Whether the template would drop thinking from this reply, now that a user speaks."""
-        return any(message["role"] == "user" for message in new_messages) and "</think>" in self.decode(response_ids)
-
     def _text(self, messages: Sequence[Message], tools: Tools) -> str:
-        text = self._tokenizer.apply_chat_template(
-            _clean(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=True
-        )
-        return str(text)
+        return _templated(self._tokenizer, messages, tools, opens=True)
 
     def _encode(self, text: str) -> Ids:
         return tuple(self._tokenizer.encode(text))
@@ -322,7 +333,7 @@ def _family_renderer(
             f"{folder} is no {family} model: {error}. Leave renderer.family out, or name the model's own family."
         ) from error
     stops = tuple(dict.fromkeys([*stop_ids, *library.get_stop_token_ids()]))
-    return FamilyRenderer(tokenizer, library, family=family, stop_ids=stops, hashes=hashes)
+    return FamilyRenderer(tokenizer, library, family=family, history=history, stop_ids=stops, hashes=hashes)
 
 
 def _families() -> list[str]:
@@ -358,6 +369,14 @@ def _refuse(fault: str | None, folder: Path, family: str) -> None:
 
 
 # Messages
+
+
+def _templated(tokenizer: Any, messages: Sequence[Message], tools: Tools, *, opens: bool) -> str:
+    """A conversation as the chat template writes it; `opens` adds the generation prompt."""
+    text = tokenizer.apply_chat_template(
+        _clean(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=opens
+    )
+    return str(text)
 
 
 def _key(messages: Sequence[Message], tools: Tools) -> str:

@@ -129,6 +129,8 @@ def _describe(span: Span, turn: Turn, n_cached: int) -> None:
             names.EXTENDS if turn.extends else names.BREAK_CAUSE: turn.extends or turn.break_cause or "",
         }
     )
+    if turn.respelled:
+        span.set_attribute(names.RESPELLED, turn.respelled)
     if turn.weight_versions:
         span.set_attributes(
             {

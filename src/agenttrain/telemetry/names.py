@@ -54,6 +54,7 @@ REMAKE: Final = "agenttrain.remake"
 TURN_ID: Final = "agenttrain.turn.id"
 EXTENDS: Final = "agenttrain.extends"
 BREAK_CAUSE: Final = "agenttrain.break_cause"
+RESPELLED: Final = "agenttrain.respelled"
 NODE: Final = "agenttrain.node"
 ROLE: Final = "agenttrain.role"
 ROLE_REASON: Final = "agenttrain.role_reason"
@@ -156,6 +157,7 @@ SPANS: Final[Mapping[str, SpanNames]] = {
             WEIGHT_VERSION: "the policy answered",
             EXTENDS: "it goes on in a trajectory",
             BREAK_CAUSE: "it begins a trajectory",
+            RESPELLED: "the template would write the reply that it extends otherwise than it was sampled",
             MISSED: "the reply lacks what tool_choice or response_format asked for",
             INPUT_MESSAGES: "content is asked for",
             OUTPUT_MESSAGES: "content is asked for",
