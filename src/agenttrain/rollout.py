@@ -20,6 +20,7 @@ from agenttrain.config import Config, LimitsTable, environment
 from agenttrain.errors import GraphError, RewardError, WorldError
 from agenttrain.flight import Flight
 from agenttrain.graph.intercept import Gate, open_gate, outside_rollouts, self_test
+from agenttrain.graph.isolation import isolated, open_isolation
 from agenttrain.graph.load import LoadedGraph, load_graph, load_module
 from agenttrain.graph.roles import RoleBook
 from agenttrain.graph.run import GraphEnding, is_about_tool, run_graph
@@ -85,18 +86,21 @@ class Runner:
             RoleError: a second model of which nothing was declared.
             PluginError: a plugin that decides raised.
         """
-        with telemetry.rollout_span(
-            graph=self.loaded.name,
-            rollout_id=request.rollout_id,
-            task_id=request.task.id,
-            phase=request.phase,
-            step=request.step,
-            group=request.group_id,
-            attempt=request.attempt,
-            remake=request.remake,
-            life=request.life,
-            run=self.trace_context,
-        ) as span:
+        with (
+            isolated(),
+            telemetry.rollout_span(
+                graph=self.loaded.name,
+                rollout_id=request.rollout_id,
+                task_id=request.task.id,
+                phase=request.phase,
+                step=request.step,
+                group=request.group_id,
+                attempt=request.attempt,
+                remake=request.remake,
+                life=request.life,
+                run=self.trace_context,
+            ) as span,
+        ):
             flight = self._take_off(request, engine)
             try:
                 ending = self._run_graph(flight)
@@ -350,6 +354,7 @@ def open_runner(
         graph = stack.enter_context(loaded.open())
         gate = stack.enter_context(open_gate(allow_escapes=allow))
         self_test()
+        stack.enter_context(open_isolation())
         roles = _role_book(noted) if renderer is not None else AsIsRoles()
         yield Runner(
             config=config,

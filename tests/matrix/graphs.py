@@ -36,7 +36,7 @@ def look_up(order: str) -> str:
     return f"{order} is on its way"
 
 
-def calls_tools(model: Any, *tools: BaseTool, bound: Any = None, node: Any = None) -> Any:
+def calls_tools(model: Any, *tools: BaseTool, bound: Any = None, node: Any = None, **compiled: Any) -> Any:
     """The common loop: `agent` calls the model, `tools` runs what it called.
 
     Args:
@@ -50,7 +50,7 @@ def calls_tools(model: Any, *tools: BaseTool, bound: Any = None, node: Any = Non
     builder.add_edge(START, "agent")
     builder.add_conditional_edges("agent", tools_condition)
     builder.add_edge("tools", "agent")
-    return builder.compile()
+    return builder.compile(**compiled)
 
 
 def answer(model: Any) -> Callable[[Any], Any]:

@@ -80,7 +80,7 @@ class ScriptedEngine:
     def generate(self, prompt_ids: Ids, sampling: Sampling, *, session: str) -> Future[Generation]:
         text = self._renderer.decode(prompt_ids)
         said = self._script(Seen(text, tuple(MESSAGE.findall(text))))
-        ids = (*self._renderer._encode(said), self._renderer.stop_ids[0])
+        ids = (*self._renderer.encode(said), self._renderer.stop_ids[0])
         stop = "stop" if len(ids) <= sampling.max_tokens else "length"
         ids = ids[: sampling.max_tokens]
         with self._lock:

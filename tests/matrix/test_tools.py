@@ -174,14 +174,7 @@ def test_injected_store(roll: Roll, chat: Any) -> None:
 
     store = InMemoryStore()
     store.put(("facts",), "tea", {"text": "tea is hot"})
-    bound = chat().bind_tools([remember])
-    builder = StateGraph(MessagesState)
-    builder.add_node("agent", lambda s: {"messages": [bound.invoke(s["messages"])]})
-    builder.add_node("tools", ToolNode([remember]))
-    builder.add_edge(START, "agent")
-    builder.add_conditional_edges("agent", tools_condition)
-    builder.add_edge("tools", "agent")
-    rolled = roll(builder.compile(store=store), says(call("remember", key="tea"), "hot"))
+    rolled = roll(calls_tools(chat(), remember, store=store), says(call("remember", key="tea"), "hot"))
     whole(rolled, LOOP)
     assert "tea is hot" in rolled.asked[1]
 

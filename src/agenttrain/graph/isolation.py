@@ -1,0 +1,175 @@
+"""What LangGraph keeps in memory beside a graph becomes each rollout's own, so that siblings are independent samples.
+
+Inside a rollout LangGraph's InMemoryStore reads and writes a copy, which begins as the store stands at the rollout's
+first use of it; an InMemorySaver begins empty; an InMemoryCache holds nothing. It makes no difference who reaches them:
+the graph, one nested in it with a config of its own, a tool with the object in a closure, the setup or a verifier.
+Classes are changed when the first `open_isolation` opens and put back after the last closes. Invariant: no rollout
+changes an object of the user. Stores and LangGraph checkpointers outside of the process are left as they are.
+
+Source: langgraph 1.0 to 1.2, store/memory, checkpoint/memory, cache/memory.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import copy
+import functools
+import inspect
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from langgraph.cache.memory import InMemoryCache
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.store.memory import InMemoryStore
+
+
+class Own:
+    """The copies of one rollout, by the identity of what they were made of, which is kept alive meanwhile."""
+
+    def __init__(self) -> None:
+        self._copies: dict[int, tuple[Any, Any]] = {}
+        self._lock = threading.Lock()
+
+    def of(self, held: Any, make: Callable[[], Any]) -> Any:
+        """The copy that stands for an object, made once."""
+        with self._lock:
+            if id(held) not in self._copies:
+                made = make()
+                self._copies[id(held)] = held, made
+                self._copies[id(_contents(made))] = _contents(made), made
+            return self._copies[id(held)][1]
+
+
+_own: contextvars.ContextVar[Own | None] = contextvars.ContextVar("agenttrain_isolation", default=None)
+_lock = threading.Lock()
+_n_open = 0
+_originals: list[tuple[type, str, Any]] = []
+
+
+@contextmanager
+def open_isolation() -> Iterator[None]:
+    """Let `isolated` work in a block; nested and concurrent openings share it."""
+    global _n_open
+    with _lock:
+        _n_open += 1
+        if _n_open == 1:
+            _install()
+    try:
+        yield
+    finally:
+        with _lock:
+            _n_open -= 1
+            if _n_open == 0:
+                _uninstall()
+
+
+@contextmanager
+def isolated() -> Iterator[None]:
+    """One rollout: everything in the block, and in tasks and context-copying threads begun there, shares its copies."""
+    token = _own.set(Own())
+    try:
+        yield
+    finally:
+        _own.reset(token)
+
+
+def _install() -> None:
+    _replace(InMemoryStore, "batch", _batch)
+    _replace(InMemoryStore, "abatch", _abatch)
+    for name, function in list(vars(InMemorySaver).items()):
+        if _reads_or_writes(name, function):
+            _replace(InMemorySaver, name, _of_own_saver)
+    _replace(InMemoryCache, "get", _nothing)
+    _replace(InMemoryCache, "set", _nowhere)
+
+
+def _uninstall() -> None:
+    while _originals:
+        kind, name, original = _originals.pop()
+        setattr(kind, name, original)
+
+
+def _replace(kind: type, name: str, replacement: Callable[[Any], Any]) -> None:
+    original = vars(kind)[name]
+    _originals.append((kind, name, original))
+    setattr(kind, name, functools.wraps(original)(replacement(original)))
+
+
+def _reads_or_writes(name: str, function: Any) -> bool:
+    """Of a saver's methods those that touch what it holds; its async ones call them."""
+    is_async = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+    return inspect.isfunction(function) and not is_async and not name.startswith("_") and name != "get_next_version"
+
+
+def _contents(held: Any) -> Any:
+    """What tells two apart: LangGraph clones a saver for a run, and the clones share what they hold."""
+    return held.storage if isinstance(held, InMemorySaver) else held
+
+
+def _batch(original: Any) -> Any:
+    def batch(self: InMemoryStore, ops: Any) -> Any:
+        own = _own.get()
+        if own is None:
+            return original(self, ops)
+        return _read(original(own.of(self, lambda: _copied(self)), ops))
+
+    return batch
+
+
+def _abatch(original: Any) -> Any:
+    async def abatch(self: InMemoryStore, ops: Any) -> Any:
+        own = _own.get()
+        if own is None:
+            return await original(self, ops)
+        return _read(await original(own.of(self, lambda: _copied(self)), ops))
+
+    return abatch
+
+
+def _copied(store: InMemoryStore) -> InMemoryStore:
+    """A store that shares its items; they are copied when they are read, since code may change them in place."""
+    made = copy.copy(store)
+    made._data = defaultdict(dict, {space: dict(items) for space, items in store._data.items()})
+    vectors = {space: _vectors_copied(by_key) for space, by_key in store._vectors.items()}
+    made._vectors = defaultdict(lambda: defaultdict(dict), vectors)
+    return made
+
+
+def _read(results: Any) -> Any:
+    """What was read, as copies where it can be copied: a value of a store may be anything."""
+    try:
+        return copy.deepcopy(results)
+    except Exception:
+        return results
+
+
+def _vectors_copied(by_key: Any) -> Any:
+    return defaultdict(dict, {key: dict(by_path) for key, by_path in by_key.items()})
+
+
+def _of_own_saver(original: Any) -> Any:
+    def of_own_saver(self: InMemorySaver, *args: Any, **kwargs: Any) -> Any:
+        own = _own.get()
+        if own is not None:
+            self = own.of(self.storage, lambda: InMemorySaver(serde=self.serde))
+        return original(self, *args, **kwargs)
+
+    return of_own_saver
+
+
+def _nothing(original: Any) -> Any:
+    def get(self: Any, keys: Any) -> Any:
+        return original(self, keys) if _own.get() is None else {}
+
+    return get
+
+
+def _nowhere(original: Any) -> Any:
+    def set(self: Any, keys: Any) -> None:
+        if _own.get() is None:
+            original(self, keys)
+
+    return set

@@ -1,0 +1,92 @@
+"""LangGraph's objects in memory are each rollout's own while a run is open, and themselves again afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from typing import Any
+
+from langgraph.cache.memory import InMemoryCache
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.store.memory import InMemoryStore
+
+from agenttrain.graph.isolation import isolated, open_isolation
+
+
+def held_by_classes() -> list[Any]:
+    return [dict(vars(kind)) for kind in (InMemoryStore, InMemorySaver, InMemoryCache)]
+
+
+def test_classes_are_back_after_the_last_opening() -> None:
+    before = held_by_classes()
+    with open_isolation():
+        with open_isolation():
+            assert held_by_classes() != before
+        assert held_by_classes() != before
+    assert held_by_classes() == before
+
+
+def test_outside_of_a_rollout_nothing_changes() -> None:
+    store, cache = InMemoryStore(), InMemoryCache[Any]()
+    with open_isolation():
+        store.put(("a",), "k", {"x": 1})
+        cache.set({(("n",), "k"): ("v", None)})
+        assert cache.get([(("n",), "k")]) == {(("n",), "k"): "v"}
+    assert store.get(("a",), "k").value == {"x": 1}  # type: ignore[union-attr]
+
+
+def test_a_copy_begins_as_the_store_stands_at_its_first_use() -> None:
+    store = InMemoryStore()
+    store.put(("a",), "k", {"x": 1})
+    with open_isolation():
+        with isolated():
+            store.put(("a",), "k", {"x": 2})
+            store.delete(("a",), "k")
+            assert store.list_namespaces() == [("a",)]
+            assert store.get(("a",), "k") is None
+        with isolated():
+            assert store.get(("a",), "k").value == {"x": 1}  # type: ignore[union-attr]
+
+
+def test_what_is_read_may_be_changed_in_place() -> None:
+    store = InMemoryStore()
+    store.put(("a",), "k", {"x": [1]})
+    with open_isolation(), isolated():
+        store.get(("a",), "k").value["x"].append(2)  # type: ignore[union-attr]
+        asyncio.run(store.aget(("a",), "k")).value["x"].append(2)  # type: ignore[union-attr]
+    assert store.get(("a",), "k").value == {"x": [1]}  # type: ignore[union-attr]
+
+
+def test_a_value_that_cannot_be_copied_is_given_as_it_is() -> None:
+    store, lock = InMemoryStore(), threading.Lock()
+    with open_isolation(), isolated():
+        store.put(("a",), "k", {"lock": lock})
+        assert store.get(("a",), "k").value["lock"] is lock  # type: ignore[union-attr]
+
+
+def test_threads_that_copy_the_context_share_the_rollouts_copy() -> None:
+    store = InMemoryStore()
+    with open_isolation(), isolated():
+        context = contextvars.copy_context()
+        thread = threading.Thread(target=lambda: context.run(store.put, ("a",), "k", {"x": 1}))
+        thread.start()
+        thread.join()
+        assert store.get(("a",), "k").value == {"x": 1}  # type: ignore[union-attr]
+    assert store.get(("a",), "k") is None
+
+
+def test_a_subclass_of_a_store_is_apart_too() -> None:
+    class Counting(InMemoryStore):
+        n = 0
+
+        def batch(self, ops: Any) -> Any:
+            type(self).n += 1
+            return super().batch(ops)
+
+    store = Counting()
+    with open_isolation(), isolated():
+        store.put(("a",), "k", {"x": 1})
+        assert store.get(("a",), "k").value == {"x": 1}  # type: ignore[union-attr]
+    assert store.get(("a",), "k") is None
+    assert Counting.n == 3
