@@ -126,7 +126,7 @@ def evaluation_alarms(results: Sequence[RolloutResult]) -> list[Alarm]:
         text += f"{lost[0].rollout.id}: {lost[0].rollout.cause}"
         severity: Literal["note", "loud"] = "loud" if len(lost) > ENVIRONMENT_FAILURE_SHARE * len(results) else "note"
         found.append(Alarm(code="evaluation_incomplete", severity=severity, step=0, message=text))
-    return found + _cut_alarms(results) + _missed_alarms(results)
+    return found + _cut_alarms(results) + _missed_alarms(results) + _credit_alarms(results)
 
 
 def _cut_alarms(results: Sequence[RolloutResult]) -> list[Alarm]:
@@ -154,6 +154,18 @@ def _missed_alarms(results: Sequence[RolloutResult]) -> list[Alarm]:
         "answer such a reply with an error, or reward it less."
     )
     return [Alarm(code="asked_and_missed", severity="note", step=0, message=text)]
+
+
+def _credit_alarms(results: Sequence[RolloutResult]) -> list[Alarm]:
+    """Nodes that verifiers credit and no trained call was made in: a slip, or a node that is seldom come to."""
+    seen = {node for r in results for turn in r.turns if turn.role == "trained" for node in turn.site.nodes}
+    rewards = [r.rollout.reward for r in results if r.rollout.reward is not None]
+    named = {node for reward in rewards if reward.credit for node, number in reward.credit.by_node.items() if number}
+    if not seen or not named - seen:
+        return []
+    text = f"Verifiers credit {', '.join(map(repr, sorted(named - seen)))}, and no trained call of {len(results)} "
+    text += f"rollouts was made in a node of that name. Nodes with trained calls: {', '.join(sorted(seen))}."
+    return [Alarm(code="credit_without_turns", severity="note", step=0, message=text)]
 
 
 def memory_alarms(growth: Growth | None, step: int, *, steps_to_go: int) -> list[Alarm]:

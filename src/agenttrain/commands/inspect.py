@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
@@ -142,8 +142,10 @@ def _renderer(tables: dict[str, Any]) -> Renderer | None:
 
 def _list(rollouts: Sequence[Rollout], view: StoreView, limit: int, *, as_json: bool) -> None:
     lost = [call.rollout_id for call in view.lost_calls()]
+    breaks, respelled = _summed(view.prefix_breaks(), rollouts), _summed(view.respelled(), rollouts)
     if as_json:
-        print_json({"rollouts": [_row(rollout) for rollout in rollouts], "lost_calls": lost})
+        rows = [_row(rollout) for rollout in rollouts]
+        print_json({"rollouts": rows, "lost_calls": lost, "prefix_breaks": breaks, "respelled": respelled})
         return
     from rich.console import Console
     from rich.table import Table
@@ -156,6 +158,8 @@ def _list(rollouts: Sequence[Rollout], view: StoreView, limit: int, *, as_json: 
     if lost:
         named = ", ".join(sorted(set(lost))[:5])
         console.print(f"calls whose answer was lost: {len(lost)}, in {named}", style="red", markup=False)
+    for line in _history_lines(breaks, respelled):
+        console.print(line, markup=False)
     table = Table(box=None, pad_edge=False)
     for heading in ("rollout", "status", "reward", "success", "turns", "tools", "tokens", "cause"):
         table.add_column(heading, no_wrap=True)
@@ -176,6 +180,22 @@ def _list(rollouts: Sequence[Rollout], view: StoreView, limit: int, *, as_json: 
     console.print(table, width=max(console.width, TABLE_WIDTH), crop=False)  # ids stay whole: they are typed again
     if len(rollouts) > limit:
         console.print(f"the last {limit} of {len(rollouts)}; --limit shows more, --status and --phase choose")
+
+
+def _summed(by_rollout: Mapping[str, Counter[str]], rollouts: Sequence[Rollout]) -> Counter[str]:
+    return sum((by_rollout.get(rollout.id, Counter()) for rollout in rollouts), Counter[str]())
+
+
+def _history_lines(breaks: Mapping[str, int], respelled: Mapping[str, int]) -> list[str]:
+    """Where prompts did not go on as the calls before them ended, and what was done."""
+    from agenttrain.trajectory.prefix_breaks import BREAKS_IN_WORDS, RESPELLED_IN_WORDS, in_words
+
+    lines = []
+    if breaks:
+        lines.append(f"prefix breaks, each a new trajectory: {in_words(breaks, BREAKS_IN_WORDS)}")
+    if respelled:
+        lines.append(f"kept as sampled, where the template would write: {in_words(respelled, RESPELLED_IN_WORDS)}")
+    return lines
 
 
 def _row(rollout: Rollout) -> dict[str, Any]:
@@ -211,7 +231,7 @@ def _show(
             {
                 **_row(rollout),
                 "fate": fate,
-                "turns": [_as_plain(turn) for turn in turns],
+                "turns": [_as_plain(turn) | {"credit": _credit(rollout, turn)} for turn in turns],
                 "trajectories": [_as_plain(path) for path in paths],
             }
         )
@@ -222,8 +242,12 @@ def _show(
     console.print(f"{rollout.id}: {rollout.status} {rollout.cause}".rstrip(), style="bold", markup=False)
     _show_reward(console, rollout)
     console.print(fate, markup=False)
+    breaks = Counter(path.break_cause for path in paths if path.break_cause != "first_turn")
+    for line in _history_lines(breaks, Counter(how for turn in turns for how in turn.respelled)):
+        console.print(line, markup=False)
     for turn in turns:
-        console.print(_turn_line(turn), markup=False)
+        credit = _credit(rollout, turn)
+        console.print(_turn_line(turn) + (f", credit {credit:+g}" if credit is not None else ""), markup=False)
     trained = fate.startswith("trained")
     for path in paths:
         _show_path(console, path, renderer, trained=trained, logprobs=logprobs)
@@ -251,9 +275,16 @@ def _show_reward(console: Any, rollout: Rollout) -> None:
     console.print(f"reward: {rollout.reward.score:g}   {parts}{unfinished}", markup=False)
 
 
+def _credit(rollout: Rollout, turn: Turn) -> float | None:
+    """What a trained turn is worth beside the score. None: no verifier credited nodes or turns of the rollout."""
+    credit = rollout.reward.credit if rollout.reward is not None else None
+    return credit.of(turn) if credit is not None and turn.role == "trained" else None
+
+
 def _turn_line(turn: Turn) -> str:
     mean = sum(turn.response_logprobs) / len(turn.response_logprobs) if turn.response_logprobs else 0.0
-    follows = f"extends {turn.extends}" if turn.extends else f"new trajectory: {turn.break_cause}"
+    kept = f", which stays as sampled ({', '.join(turn.respelled)})" if turn.respelled else ""
+    follows = f"extends {turn.extends}{kept}" if turn.extends else f"new trajectory: {turn.break_cause}"
     return (
         f"turn {turn.index} {turn.site.node}: {turn.role} ({turn.role_reason}), {len(turn.prompt_ids)} + "
         f"{len(turn.response_ids)} tokens, {turn.stop_reason}, mean log probability {mean:.3f}, {follows}"
