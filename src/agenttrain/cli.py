@@ -16,6 +16,7 @@ import typer
 
 from agenttrain import __version__
 from agenttrain.commands.arguments import CommandEnded, print_error, print_json
+from agenttrain.commands.check import check_command
 from agenttrain.commands.doctor import doctor_command
 from agenttrain.commands.eval import eval_command
 from agenttrain.commands.fit import fit_command
@@ -37,6 +38,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.command("check", short_help="Try a graph before it is trained.")(check_command)
 app.command("fit", short_help="Measure a baseline, train, measure again.")(fit_command)
 app.command("eval", short_help="Roll out tasks once more, and report.")(eval_command)
 app.command("inspect", short_help="Look at a run's rollouts, token by token.")(inspect_command)

@@ -16,6 +16,8 @@ from agenttrain.protocols import Forecast, ForecastContext
 
 TIGHT = 0.85
 """Share of what is free above which a run that fits gets a note."""
+TIGHT_NOTE = "Memory is tight"
+"""Begins that note."""
 GIB, MIB = 2**30, 2**20
 
 
@@ -90,7 +92,7 @@ def _why_not(found: Forecast, memory: str, model: str) -> str:
 
 def _tight(found: Forecast) -> list[str]:
     return [
-        f"Memory is tight: up to {size(found.needed_bytes(memory))} of {size(free)} free ({memory})."
+        f"{TIGHT_NOTE}: up to {size(found.needed_bytes(memory))} of {size(free)} free ({memory})."
         for memory, free in found.free_bytes.items()
         if found.needed_bytes(memory) > TIGHT * free
     ]

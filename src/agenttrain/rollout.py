@@ -165,7 +165,7 @@ class Runner:
         task, noted = flight.request.task, self.noted
         try:
             given = flight.enter_world(noted.setup if noted else None, self.graph.input_keys)
-        except WorldError as error:
+        except (WorldError, GraphError) as error:
             return GraphEnding(state=None, error=error)
         flight.context = given.context_over(task.context)
         with current_task_is(task), tool_spans(captures_content=self.captures_content) as callbacks:

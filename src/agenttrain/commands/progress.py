@@ -48,6 +48,10 @@ class Progress:
         self._say(f"run {run.id}: {len(self.job.held_out)} tasks")
         self._say_notes()
 
+    def starts_check(self, run: RunFolder) -> None:
+        """A check begins; its notes come with its findings."""
+        self._say(f"run {run.id}")
+
     def _say_notes(self) -> None:
         for note in self.job.notes:
             self._say(f"note: {note}", "yellow")

@@ -285,11 +285,12 @@ def _second_model_text(
     return (
         f"{by_second} {model_label(second)}{why}, and {by_one}{model_label(one)}: two models, and nothing says who "
         f"answers {_short(second, one)!r}. Add to @trainable: "
-        f"{' or '.join(_lines_to_paste(second, second_node, one))}."
+        f"{' or '.join(lines_to_paste(second, second_node, one))}."
     )
 
 
-def _lines_to_paste(second: Identity, second_node: str | None, one: Identity) -> list[str]:
+def lines_to_paste(second: Identity, second_node: str | None, one: Identity) -> list[str]:
+    """What may be added to @trainable for a second model, each with the case it is for."""
     if second[:2] == one[:2]:
         where = f"node:{second_node or 'NAME'}"
         both = f'train=["{where}", "node:NAME"] if the policy learns both'

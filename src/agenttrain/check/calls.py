@@ -1,0 +1,74 @@
+"""The turns of a trial become a table: who answered which call, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from agenttrain.graph.roles import model_label
+from agenttrain.records import Role, RolloutResult, Turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calls:
+    """Calls of one place in the graph to one model, in one role."""
+
+    place: str
+    """The node with the nodes around it, outermost first: `team:model`."""
+    model: str
+    """`Class:name` of the user's model."""
+    role: Role
+    reason: str
+    n: int
+    """Over all rollouts of the trial."""
+    n_tokens: int
+    """That the policy sampled; 0 for auxiliary calls, whose tokens are not known."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def calls_of(results: Sequence[RolloutResult]) -> tuple[Calls, ...]:
+    """Most calls first."""
+    by_kind: dict[tuple[str, str, Role, str], list[Turn]] = {}
+    for turn in (turn for result in results for turn in result.turns):
+        kind = (place_of(turn), model_label(turn.site.model_identity), turn.role, turn.role_reason)
+        by_kind.setdefault(kind, []).append(turn)
+    rows = [
+        Calls(
+            place=place,
+            model=model,
+            role=role,
+            reason=reason,
+            n=len(turns),
+            n_tokens=sum(len(turn.response_ids) for turn in turns),
+        )
+        for (place, model, role, reason), turns in by_kind.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: (-row.n, row.place, row.model, row.role)))
+
+
+def place_of(turn: Turn) -> str:
+    """Example: a turn of node model in node team -> "team:model"."""
+    return ":".join(reversed(turn.site.nodes)) or "outside of any node"
+
+
+def roles_by_node(calls: Sequence[Calls], nodes: Sequence[str]) -> Mapping[str, Mapping[Role, int]]:
+    """Node of a drawing to how many calls of each role were made in it.
+
+    A call in a graph that the drawing doesn't look into counts for the innermost node around it that is drawn.
+    """
+    found: dict[str, dict[Role, int]] = {}
+    for row in calls:
+        node = _drawn(row.place, nodes)
+        if node is not None:
+            counts = found.setdefault(node, {})
+            counts[row.role] = counts.get(row.role, 0) + row.n
+    return found
+
+
+def _drawn(place: str, nodes: Sequence[str]) -> str | None:
+    parts = place.split(":")
+    paths = [":".join(parts[:end]) for end in range(len(parts), 0, -1)]
+    return next((path for path in paths if path in nodes), None)

@@ -1,0 +1,115 @@
+"""A whole check: what can be told before anything runs, a trial where one can be made, findings, a verdict, a RUN."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from agenttrain.check.calls import Calls, calls_of, roles_by_node
+from agenttrain.check.drawing import RolesByNode, mermaid
+from agenttrain.check.finding import Finding
+from agenttrain.check.prepared import Prepared
+from agenttrain.check.reward_findings import reward_findings
+from agenttrain.check.shape_findings import second_model_findings
+from agenttrain.check.trial import Trial, trial_tasks, tried
+from agenttrain.check.trial_findings import respelling_notes, trial_findings
+from agenttrain.check.verdict import Verdict, verdict_of
+from agenttrain.evaluation import Watcher
+from agenttrain.graph.shape import GraphShape
+from agenttrain.prepare import provenance
+from agenttrain.run_folder import RunFolder
+
+N_TASKS, N_SIBLINGS = 4, 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """All that a check says."""
+
+    run_id: str
+    graph: str
+    findings: tuple[Finding, ...]
+    """Errors first."""
+    notes: tuple[str, ...]
+    verdict: Verdict
+    shape: GraphShape
+    calls: tuple[Calls, ...]
+    """Empty where no rollout was made."""
+    trial: Trial | None
+    """None: no rollout could be made; the findings say why."""
+
+    @property
+    def roles(self) -> RolesByNode:
+        return roles_by_node(self.calls, self.shape.nodes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, as `--json` and report.json hold it."""
+        trial = self.trial
+        return {
+            "run_id": self.run_id,
+            "graph": self.graph,
+            "ready": self.verdict.ready,
+            "findings": [finding.as_dict() for finding in self.findings],
+            "notes": list(self.notes),
+            "verdict": self.verdict.as_dict(),
+            "calls": [calls.as_dict() for calls in self.calls],
+            "trial": None
+            if trial is None
+            else {"rollouts": len(trial.results), "siblings": trial.siblings, "wall_s": round(trial.wall_s, 3)},
+            "mermaid": mermaid(self.shape, self.roles),
+        }
+
+    def as_markdown(self) -> str:
+        """report.md of the run."""
+        lines = [f"# {self.run_id}", "", f"{self.graph}: {'ready' if self.verdict.ready else 'not ready'}.", ""]
+        lines += [f"- {line}" for line in self.verdict.lines()]
+        for finding in self.findings:
+            lines += ["", f"## {finding.severity} `{finding.code}`: {finding.where}", "", finding.cause, ""]
+            lines.append(f"Fix: {finding.fix}")
+        lines += ["", *(f"Note: {note}" for note in self.notes), "", "```mermaid", mermaid(self.shape, self.roles)]
+        return "\n".join([*lines, "```", ""])
+
+
+def checked(
+    prepared: Prepared, run: RunFolder, *, n_tasks: int = N_TASKS, siblings: int = N_SIBLINGS, watcher: Watcher
+) -> Checked:
+    """Try what was prepared and say what was found; the run folder holds it when this returns.
+
+    Raises:
+        EngineError: the engine has failed.
+        KeyboardInterrupt: Ctrl-C; the rollouts that were made stand in the folder.
+    """
+    job = prepared.job
+    run.write_config(job.config.model_dump(), provenance(job))
+    trial = None
+    if prepared.can_try:
+        tasks = trial_tasks(prepared.to_try, n_tasks)
+        trial = tried(job, run, tasks=tasks, siblings=siblings, watcher=watcher)
+    results = trial.results if trial is not None else ()
+    findings = _findings(prepared, trial)
+    said = Checked(
+        run_id=run.id,
+        graph=job.loaded.name,
+        findings=findings,
+        notes=(*prepared.notes, *respelling_notes(results)),
+        verdict=verdict_of(prepared, trial, findings),
+        shape=prepared.shape,
+        calls=calls_of(results),
+        trial=trial,
+    )
+    run.write_report(said.as_dict(), said.as_markdown())
+    return said
+
+
+def _findings(prepared: Prepared, trial: Trial | None) -> tuple[Finding, ...]:
+    """All of them: errors first, each code's own order kept; what happened goes before what was only expected."""
+    found = [*prepared.findings]
+    called = trial.second_models if trial is not None else ()
+    found += second_model_findings(prepared.models, called, one=trial.one_model if trial is not None else None)
+    if trial is not None:
+        happened = trial_findings(trial, prepared.job.loaded.name)
+        if prepared.verifiers:
+            happened += reward_findings(trial.results, ", ".join(prepared.verifiers))
+        codes = {finding.code for finding in happened if finding.severity == "error"}
+        found = [each for each in found if each.severity == "error" or each.code not in codes] + happened
+    return tuple(sorted(found, key=lambda finding: finding.severity))

@@ -1,0 +1,86 @@
+"""The rewards of a trial become findings: whether there is anything to learn from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, pstdev
+
+from agenttrain.alarms import EQUAL_REWARDS
+from agenttrain.check.finding import Finding, error, warning
+from agenttrain.records import Reward, RolloutResult
+from agenttrain.reward.status import may_train
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """What the rollouts of a trial were worth."""
+
+    n: int
+    """Rollouts with a reward."""
+    mean: float
+    std: float
+    success: float
+    """Share of these."""
+    groups: int
+    """Groups with two such rollouts or more."""
+    groups_that_teach: int
+    """Those whose rewards differ."""
+
+
+def spread_of(results: Sequence[RolloutResult]) -> Spread | None:
+    """None: no rollout has a reward."""
+    rewarded = _rewarded(results)
+    if not rewarded:
+        return None
+    scores = [reward.score for _, reward in rewarded]
+    groups = _groups(rewarded)
+    return Spread(
+        n=len(rewarded),
+        mean=fmean(scores),
+        std=pstdev(scores),
+        success=fmean(result.rollout.success for result, _ in rewarded),
+        groups=len(groups),
+        groups_that_teach=sum(_differ(rewards) for rewards in groups),
+    )
+
+
+def reward_findings(results: Sequence[RolloutResult], where: str) -> list[Finding]:
+    """What is wrong with the rewards; nothing where there is none, which other findings tell.
+
+    Args:
+        where: the names of the verifiers.
+    """
+    rewarded, spread = _rewarded(results), spread_of(results)
+    if spread is None:
+        return []
+    if all(reward.score == reward.unfinished and reward.credit is None for _, reward in rewarded):
+        text = f"All {spread.n} rollouts of this check got 0 from the verifiers."
+        return [error("all_zero_rewards", where, text)]
+    if spread.groups and not spread.groups_that_teach:
+        text = f"In each of {spread.groups} groups all rewards are equal ({spread.mean:.3g} on the mean)"
+        text += ": every rollout succeeded." if spread.success == 1 else "."
+        return [warning("no_spread", where, text)]
+    return []
+
+
+def _rewarded(results: Sequence[RolloutResult]) -> list[tuple[RolloutResult, Reward]]:
+    return [
+        (result, result.rollout.reward)
+        for result in results
+        if result.rollout.reward is not None and may_train(result.rollout.status)
+    ]
+
+
+def _groups(rewarded: Sequence[tuple[RolloutResult, Reward]]) -> list[list[Reward]]:
+    by_task: dict[str, list[Reward]] = {}
+    for result, reward in rewarded:
+        by_task.setdefault(result.rollout.task_id, []).append(reward)
+    return [rewards for rewards in by_task.values() if len(rewards) > 1]
+
+
+def _differ(rewards: Sequence[Reward]) -> bool:
+    """Whether something of a group is told apart; credit of parts of a rollout does that by itself."""
+    return pstdev(reward.score for reward in rewards) >= EQUAL_REWARDS or any(
+        reward.credit is not None for reward in rewards
+    )

@@ -1,0 +1,88 @@
+"""A graph as it can be seen before it runs becomes findings: models, selectors, caches, what rollouts would share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agenttrain.check.finding import Finding, error, warning
+from agenttrain.check.roles import UndeclaredModel
+from agenttrain.errors import RoleError
+from agenttrain.graph.roles import Identity, check_nodes, lines_to_paste, model_label
+from agenttrain.graph.shape import GraphShape
+from agenttrain.trainable import Trainable
+
+
+def shape_findings(shape: GraphShape, noted: Trainable | None) -> list[Finding]:
+    """What the nodes hold and are compiled with."""
+    found = []
+    if shape.cached:
+        found.append(warning("node_cache", _listed(shape.cached), "A cache keeps what these nodes gave."))
+    found += [warning("llm_cache", where, "It keeps the answers of models.") for where in shape.llm_caches]
+    for name, kind in shape.checkpointers:
+        found.append(warning("shared_checkpointer", name, f"{name} is compiled with a LangGraph checkpointer, {kind}."))
+    for name, kind in shape.stores:
+        found.append(
+            warning("shared_store", name, f"{name} is compiled with a store, {kind}, that all rollouts share.")
+        )
+    waits = tuple(dict.fromkeys((*shape.breakpoints, *shape.interrupting)))
+    if waits and (noted is None or noted.on_interrupt is None):
+        text = "The graph may wait for a human there, and nothing answers for one: such a rollout has no reward."
+        found.append(warning("unscripted_interrupt", _listed(waits), text))
+    return found
+
+
+def selector_findings(noted: Trainable | None, nodes: Sequence[str]) -> tuple[list[Finding], tuple[str, ...]]:
+    """(selectors that misspell a node, notes on those whose nodes are not seen yet)."""
+    findings, notes = list[Finding](), list[str]()
+    selectors = {"train": noted.train, "frozen": noted.frozen, "auxiliary": noted.auxiliary} if noted else {}
+    for keyword, written in selectors.items():
+        for selector in written:
+            try:
+                notes += check_nodes({keyword: (selector,)}, nodes)
+            except RoleError as refused:
+                findings.append(error("selector_unmatched", f"{keyword}=[{selector!r}]", str(refused)))
+    return findings, tuple(notes)
+
+
+def undeclared_models(models: Sequence[Identity], noted: Trainable | None) -> tuple[Identity, ...]:
+    """Models that can be seen before the graph runs; none where something is declared, since only calls can tell."""
+    declares = noted is not None and bool(noted.train or noted.frozen or noted.auxiliary)
+    return () if declares else tuple(models)
+
+
+def second_model_findings(
+    seen: Sequence[Identity], called: Sequence[UndeclaredModel], *, one: Identity | None
+) -> list[Finding]:
+    """One finding a model of which nothing was declared; what its calls told goes before what was seen in the code.
+
+    Args:
+        seen: models of the code.
+        called: those beside the trained one that calls were made to.
+        one: the trained one. None: no call was made, and the first that was seen is taken for it.
+    """
+    trained = one or next(iter(seen), None)
+    if trained is None:
+        return []
+    found = {
+        identity: UndeclaredModel(identity=identity, beside=trained, node=None, detected=None)
+        for identity in seen
+        if identity != trained
+    }
+    found |= {model.identity: model for model in called}
+    return [_second_model(model) for model in found.values()]
+
+
+def _second_model(model: UndeclaredModel) -> Finding:
+    label, one = model_label(model.identity), model_label(model.beside)
+    by = f"Node {model.node!r} calls {label}" if model.node else f"The graph holds {label}"
+    why = f" ({model.detected})" if model.detected else ""
+    return error(
+        "second_model",
+        f"node {model.node}" if model.node else label,
+        f"{by}{why} beside {one}, and nothing says who answers it.",
+        fix=f"Add to @trainable: {' or '.join(lines_to_paste(model.identity, model.node, model.beside))}.",
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names)

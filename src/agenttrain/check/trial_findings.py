@@ -1,0 +1,170 @@
+"""What happened in a trial becomes findings: what would have ended a fit, how rollouts ended, what they asked for."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from agenttrain.check.finding import Finding, error, warning
+from agenttrain.check.trial import Trial
+from agenttrain.errors import RoleError
+from agenttrain.promotion.summary import CUT
+from agenttrain.records import Rollout, RolloutResult
+from agenttrain.reward.status import WAITS_FOR_HUMAN, may_train
+
+WASTEFUL = ("history_rewritten", "tools_changed", "instruction_changed", "thinking_dropped", "template")
+"""Causes of a prefix break that a graph, a template or renderer.history could do without."""
+REFUSED = ("EscapeError:", "GraphError:", "RoleError:")
+"""How the cause of a rollout begins that ended on what other findings tell."""
+_PLACE = re.compile(r"(?P<model>.*?) was called .*?on thread '.*?'(?P<line>.*)")
+
+
+def trial_findings(trial: Trial, graph: str) -> list[Finding]:
+    """All that a trial found but its rewards.
+
+    Args:
+        graph: its name, for what can't be placed closer.
+    """
+    found = [*_escapes(trial), *_refusals(trial), *_unmatched(trial)]
+    is_whole = not any(finding.severity == "error" for finding in found)
+    results = trial.results
+    found += [*_interrupts(results, graph), *_verifier_errors(results)]
+    found += [*_environment(results, graph, follows_from_escapes=bool(trial.escapes)), *_lost(results, graph)]
+    if is_whole:
+        found += [*_untrained(results, graph), *_cut(results, graph)]
+    return [*found, *_invalid_calls(results), *_missed(results), *_breaks(results)]
+
+
+def respelling_notes(results: Sequence[RolloutResult]) -> tuple[str, ...]:
+    """Replies that the template would write otherwise; no finding, for they stay as they were sampled."""
+    turns = [turn for result in results for turn in result.turns]
+    counts = Counter(how for turn in turns for how in turn.respelled)
+    return tuple(
+        f"{n} of {len(turns)} prompts follow a reply that the template would write otherwise "
+        f"({how.replace('_', ' ')}); it is kept as it was sampled."
+        for how, n in sorted(counts.items())
+    )
+
+
+def _escapes(trial: Trial) -> Iterator[Finding]:
+    """One finding a model and line, whatever the threads were called."""
+    by_place: dict[str, str] = {}
+    for where in trial.escapes:
+        match = _PLACE.match(where)
+        key = f"{match['model']}{match['line']}" if match else where
+        by_place[key] = min(where, by_place.get(key, where), key=len)
+    told = warning if trial.escapes_allowed else error
+    for key, where in by_place.items():
+        text = f"{where}, outside of any rollout."
+        text += " Your own model answered." if trial.escapes_allowed else " A fit ends there."
+        if len(by_place) == 1:
+            text += f" {_counted(trial.n_escapes, 'such call')} in this check."
+        yield told("escape", key, text)
+
+
+def _refusals(trial: Trial) -> Iterator[Finding]:
+    for (kind, text), n in Counter((type(each), str(each)) for each in trial.refusals).items():
+        code = "selector_raises" if issubclass(kind, RoleError) else "unanswerable_call"
+        yield error(code, _counted(n, "rollout"), text)
+
+
+def _unmatched(trial: Trial) -> Iterator[Finding]:
+    """A call that they match may come in another rollout; where none comes in a whole baseline, a fit ends."""
+    for text in trial.unmatched:
+        yield warning("selector_unmatched", text.partition(" matched")[0], text)
+
+
+def _interrupts(results: Sequence[RolloutResult], graph: str) -> Iterator[Finding]:
+    waiting = [r for r in _rollouts(results) if r.cause.startswith(WAITS_FOR_HUMAN)]
+    if waiting:
+        yield error("unscripted_interrupt", graph, f"{_of(waiting, results)} wait for a human, and nothing answers.")
+
+
+def _verifier_errors(results: Sequence[RolloutResult]) -> Iterator[Finding]:
+    failed = [rollout for rollout in _rollouts(results) if rollout.verifier_failed]
+    if failed:
+        text = f"{_of(failed, results)} have no reward. The commonest cause: {commonest_cause(failed)}"
+        yield error("verifier_errors", "verifier", text)
+
+
+def _environment(results: Sequence[RolloutResult], graph: str, *, follows_from_escapes: bool) -> Iterator[Finding]:
+    """Failures of their own; those that follow from what other findings tell are left out."""
+    failed = [
+        rollout
+        for rollout in _rollouts(results)
+        if rollout.status == "environment_failure"
+        and not rollout.verifier_failed
+        and not rollout.cause.startswith((WAITS_FOR_HUMAN, *REFUSED))
+    ]
+    if failed and not follows_from_escapes:
+        told = error if 2 * len(failed) >= len(results) else warning
+        text = f"{_of(failed, results)} ended so. The commonest cause: {commonest_cause(failed)}"
+        yield told("environment_failures", graph, text)
+
+
+def _lost(results: Sequence[RolloutResult], graph: str) -> Iterator[Finding]:
+    lost = [rollout for rollout in _rollouts(results) if rollout.status in ("incomplete", "aborted")]
+    if lost:
+        text = f"{_of(lost, results)} can't be trained. The commonest cause: {commonest_cause(lost)}"
+        yield warning("lost_calls", graph, text)
+
+
+def _untrained(results: Sequence[RolloutResult], graph: str) -> Iterator[Finding]:
+    ended = [result for result in results if may_train(result.rollout.status)]
+    silent = [r.rollout for r in ended if not any(turn.role == "trained" for turn in r.turns)]
+    if silent:
+        text = f"{_of(silent, results)} made no call that is trained."
+        yield (error if len(silent) == len(ended) else warning)("no_trained_call", graph, text)
+
+
+def _cut(results: Sequence[RolloutResult], graph: str) -> Iterator[Finding]:
+    cut = [rollout for rollout in _rollouts(results) if rollout.status in CUT]
+    if 2 * len(cut) > len(results):
+        text = f"{_of(cut, results)} were cut. The commonest cause: {commonest_cause(cut)}"
+        yield warning("most_cut", graph, text)
+
+
+def _invalid_calls(results: Sequence[RolloutResult]) -> Iterator[Finding]:
+    n_calls = sum(rollout.n_tool_calls for rollout in _rollouts(results))
+    n_invalid = sum(rollout.n_invalid_tool_calls for rollout in _rollouts(results))
+    if n_calls and 2 * n_invalid > n_calls:
+        yield warning(
+            "invalid_tool_calls", "the policy", f"{n_invalid} of {_counted(n_calls, 'tool call')} are invalid."
+        )
+
+
+def _missed(results: Sequence[RolloutResult]) -> Iterator[Finding]:
+    turns = [turn for result in results for turn in result.turns]
+    by_place = Counter((turn.site.node or "the graph", turn.missed) for turn in turns if turn.missed)
+    for (node, missed), n in sorted(by_place.items()):
+        yield warning("asked_and_missed", f"node {node}", f"{n} of {len(turns)} replies lack the {missed} asked for.")
+
+
+def _breaks(results: Sequence[RolloutResult]) -> Iterator[Finding]:
+    turns = [turn for result in results for turn in result.turns]
+    counts = Counter(turn.break_cause for turn in turns if turn.break_cause in WASTEFUL)
+    if counts:
+        nodes = sorted({turn.site.node or "the graph" for turn in turns if turn.break_cause in WASTEFUL})
+        causes = ", ".join(f"{str(cause).replace('_', ' ')} {n}" for cause, n in sorted(counts.items(), key=str))
+        text = f"{counts.total()} of {len(turns)} turns began a new trajectory: {causes}."
+        yield warning("prefix_breaks", f"node {', '.join(nodes)}", text)
+
+
+def commonest_cause(rollouts: Sequence[Rollout]) -> str:
+    """The cause that most have, whatever their tasks are called, and how many do."""
+    causes = Counter(rollout.cause.replace(repr(rollout.task_id), "…") for rollout in rollouts)
+    cause, n = causes.most_common(1)[0]
+    return f"{cause.rstrip('.')} ({n})."
+
+
+def _rollouts(results: Sequence[RolloutResult]) -> list[Rollout]:
+    return [result.rollout for result in results]
+
+
+def _of(some: Sequence[Rollout], results: Sequence[RolloutResult]) -> str:
+    return f"{len(some)} of {_counted(len(results), 'rollout')}"
+
+
+def _counted(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"

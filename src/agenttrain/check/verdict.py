@@ -1,0 +1,143 @@
+"""Findings and a trial become the word on whether to train: ready or not, what is missing, and what it will cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from agenttrain.check.finding import Finding
+from agenttrain.check.prepared import Prepared
+from agenttrain.check.reward_findings import Spread, spread_of
+from agenttrain.check.trial import Trial
+from agenttrain.config import Config
+from agenttrain.forecast import as_dict, size
+from agenttrain.tasks import smallest_effect
+
+UPDATE_SHARE = 0.6
+"""Seconds of updates for a second of the rollouts they train on; measured 0.4 to 0.9 on the order desk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What a whole fit would take, estimated from a trial."""
+
+    rollouts: int
+    tokens: int
+    """That the policy will sample."""
+    minutes_low: float
+    """Where as many rollouts as a fit has at once take no longer than the few of the trial."""
+    minutes_high: float
+    """Where they win nothing by being more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Whether to train."""
+
+    ready: bool
+    """No finding is an error, and rollouts were made."""
+    missing: tuple[str, ...]
+    """Codes of the errors, each once."""
+    verifiers: tuple[str, ...]
+    n_train: int
+    n_held_out: int
+    smallest_effect: float | None
+    """The smallest difference in success that the held-out tasks can show, at the trial's rate. None: no task."""
+    spread: Spread | None
+    """None: no rollout has a reward."""
+    memory: dict[str, Any] | None
+    """As `fit --dry-run` tells it. None: it is not known."""
+    cost: Cost | None
+    """None: no rollout was made."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def lines(self) -> tuple[str, ...]:
+        """For people, one line each."""
+        effect = f", which can show {100 * self.smallest_effect:.0f} points or more" if self.smallest_effect else ""
+        return tuple(
+            line
+            for line in (
+                f"verifiers: {', '.join(self.verifiers) or 'none'}",
+                f"tasks: {self.n_train} to train on, {self.n_held_out} held out{effect}",
+                _spread_line(self.spread),
+                _memory_line(self.memory),
+                _cost_line(self.cost),
+            )
+            if line
+        )
+
+
+def verdict_of(prepared: Prepared, trial: Trial | None, findings: Sequence[Finding]) -> Verdict:
+    """The word on what was found."""
+    job = prepared.job
+    spread = spread_of(trial.results) if trial is not None and prepared.verifiers else None
+    errors = tuple(dict.fromkeys(finding.code for finding in findings if finding.severity == "error"))
+    rate = spread.success if spread is not None and 0 < spread.success < 1 else 0.5
+    return Verdict(
+        ready=not errors and trial is not None,
+        missing=errors,
+        verifiers=prepared.verifiers,
+        n_train=len(job.train),
+        n_held_out=len(job.held_out),
+        smallest_effect=smallest_effect(len(job.held_out), rate) if job.held_out else None,
+        spread=spread,
+        memory=as_dict(prepared.forecast) if prepared.forecast is not None else None,
+        cost=cost_of(trial, job.config, n_held_out=len(job.held_out)) if trial is not None else None,
+    )
+
+
+def cost_of(trial: Trial, config: Config, *, n_held_out: int) -> Cost:
+    """The trial's seconds and tokens a rollout, times the rollouts of a fit; and its updates.
+
+    Example: 16 rollouts in 4 s, each of 3 s; 10 steps of 16 and 2 x 20 evaluated, 20 at once -> 200 rollouts; at most
+    200 x 0.25 s and updates of 160 x 0.25 x 0.6 s, at least 10 waves of 3 s and updates of 8 x 3 x 0.6 s
+    """
+    n_trained = config.trainer.steps * config.trainer.tasks_per_step * config.trainer.group_size
+    n = n_trained + 2 * n_held_out * config.eval.repeats
+    at_once = min(config.engine.concurrency, config.trainer.tasks_per_step * config.trainer.group_size)
+    made = len(trial.results)
+    sampled = sum(result.rollout.n_sampled_ids for result in trial.results)
+    lasted = sum(result.rollout.ended_at - result.rollout.started_at for result in trial.results) / made
+    minutes = sorted((n + UPDATE_SHARE * n_trained) * each / 60 for each in (lasted / at_once, trial.wall_s / made))
+    return Cost(
+        rollouts=n,
+        tokens=round(n * sampled / made),
+        minutes_low=round(minutes[0], 2),
+        minutes_high=round(minutes[1], 2),
+    )
+
+
+def _spread_line(spread: Spread | None) -> str:
+    if spread is None:
+        return "rewards: none"
+    return (
+        f"rewards: {spread.mean:.3f} ± {spread.std:.3f}, success {spread.success:.2f}, {spread.groups_that_teach} of "
+        f"{spread.groups} groups teach"
+    )
+
+
+def _memory_line(memory: dict[str, Any] | None) -> str:
+    if memory is None:
+        return ""
+    sums = [
+        f"up to {size(each['needed_bytes'])} of {size(each['free_bytes'])} free ({name})"
+        for name, each in memory["memory"].items()
+    ]
+    return f"memory: {', '.join(sums) or 'not known'}; disk: up to {size(memory['disk_bytes'])}"
+
+
+def _cost_line(cost: Cost | None) -> str:
+    if cost is None:
+        return ""
+    return (
+        f"cost of a fit, estimated from this check: {_minutes(cost.minutes_low)} to {_minutes(cost.minutes_high)} min, "
+        f"{cost.rollouts:,} rollouts, {cost.tokens:,} tokens sampled"
+    )
+
+
+def _minutes(minutes: float) -> str:
+    """Example: 0.31 -> "0.3", 17.2 -> "17"."""
+    return f"{minutes:.1f}" if minutes < 1 else f"{minutes:.0f}"

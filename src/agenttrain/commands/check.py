@@ -1,0 +1,134 @@
+"""`agenttrain check`: who answers which call, what is wrong and how to mend it, and whether to train."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from agenttrain.commands.arguments import (
+    FAILED,
+    RUNS,
+    Engine,
+    Graph,
+    Json,
+    Model,
+    Seed,
+    Set,
+    flag_tables,
+    print_json,
+    work,
+)
+
+if TYPE_CHECKING:
+    from agenttrain.check import Checked
+    from agenttrain.run_folder import RunFolder
+
+STYLES = {"trained": "bold green", "frozen": "yellow", "auxiliary": "cyan", "error": "red", "warning": "yellow"}
+
+
+def check_command(
+    graph: Graph,
+    n_tasks: Annotated[int, typer.Option("--n-tasks", help="Tasks that are tried.", min=1)] = 4,
+    siblings: Annotated[int, typer.Option("--siblings", help="Rollouts of each task.", min=1)] = 4,
+    trainer: Annotated[str | None, typer.Option("--trainer", help="local, or a plugin's.")] = None,
+    engine: Engine = None,
+    model: Model = None,
+    tasks: Annotated[str | None, typer.Option("--tasks", help="Task file instead of the configured one.")] = None,
+    mermaid: Annotated[bool, typer.Option("--mermaid", help="Print the graph as mermaid text, and only that.")] = False,
+    seed: Seed = None,
+    set_: Set = None,
+    json: Json = False,
+) -> None:
+    """Try a graph before it is trained: who answers which call, what is wrong, what a fit would cost.
+
+    Exits with 0 when nothing that was found is an error.
+    """
+    from agenttrain.check import checked, prepared
+    from agenttrain.commands.progress import Progress
+    from agenttrain.run_folder import new_run
+
+    flags = flag_tables(set_, model=model, tasks=tasks, seed=seed, trainer__name=trainer, engine__name=engine)
+    ready = prepared(graph, cwd=Path.cwd(), flags=flags, runs=RUNS)
+    folder, progress = new_run(RUNS, f"check-{ready.job.name}"), Progress(ready.job)
+    progress.starts_check(folder)
+    with work():
+        found = checked(ready, folder, n_tasks=n_tasks, siblings=siblings, watcher=progress)
+    progress.close()
+    if json:
+        print_json(found.as_dict())
+    elif mermaid:
+        typer.echo(found.as_dict()["mermaid"])
+    else:
+        _print(found, folder, graph)
+    if not found.verdict.ready:
+        raise typer.Exit(FAILED)
+
+
+def _print(found: Checked, folder: RunFolder, graph: str) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=True)
+    _print_graph(console, found)
+    if found.calls:
+        _print_calls(console, found)
+    for finding in found.findings:
+        style = STYLES[finding.severity]
+        console.print(f"\n{finding.severity} {finding.code}: {finding.where}", style=style, markup=False)
+        console.print(f"  {finding.cause}\n  fix: {finding.fix}", markup=False)
+    for note in found.notes:
+        console.print(f"\nnote: {note}", style="dim", markup=False)
+    console.print(f"\n{_word(found)}", style="bold green" if found.verdict.ready else "bold red", markup=False)
+    for line in found.verdict.lines():
+        console.print(f"  {line}", markup=False)
+    console.print(f"\n{_next(found, folder, graph)}", markup=False)
+
+
+def _print_graph(console: Any, found: Checked) -> None:
+    """One line a node: what it asks of whom, and where it leads."""
+    from agenttrain.check.drawing import drawn
+
+    nodes = drawn(found.shape, found.roles)
+    name_width = max(len(node.name) + 2 * node.depth for node in nodes)
+    calls_width = max(len(node.calls) for node in nodes)
+    for node in nodes:
+        mark, style = ("●", STYLES[node.role]) if node.role else ("○", "")
+        name = f"{'  ' * node.depth}{mark} {node.name}"
+        line = f"{name:<{name_width + 2}}  {node.calls:<{calls_width}}  {node.ways}"
+        console.print(line.rstrip(), style=style, markup=False)
+
+
+def _print_calls(console: Any, found: Checked) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    for heading in ("node", "model", "role", "why", "calls", "tokens"):
+        table.add_column(heading, no_wrap=True, justify="right" if heading in ("calls", "tokens") else "left")
+    for row in found.calls:
+        cells = (row.place, row.model, row.role, row.reason, str(row.n), str(row.n_tokens))
+        table.add_row(*map(Text, cells), style=STYLES[row.role])
+    console.print()
+    console.print(table)
+
+
+def _word(found: Checked) -> str:
+    n_errors = sum(finding.severity == "error" for finding in found.findings)
+    n_warnings = len(found.findings) - n_errors
+    if found.verdict.ready:
+        return "Ready to train." if not n_warnings else f"Ready to train, with {_counted(n_warnings, 'warning')}."
+    codes = ", ".join(found.verdict.missing)
+    return f"Not ready: {_counted(n_errors, 'error')} ({codes}), {_counted(n_warnings, 'warning')}."
+
+
+def _counted(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+
+
+def _next(found: Checked, folder: RunFolder, graph: str) -> str:
+    """The commands that come next."""
+    looked = f"agenttrain inspect {folder.id}    the rollouts of this check, token by token"
+    if found.verdict.ready:
+        return f"{looked}\nagenttrain fit {graph}"
+    return looked if found.calls else f"report: {folder.path / 'report.md'}"
