@@ -4,6 +4,7 @@
     TrainerContract    steps, an account of every rollout, resume     trainer_contract
     VerifierContract   a score, the same twice, on any state          verifier_contract
     RendererContract   messages to ids, ids to messages               renderer_contract
+    ScenarioContract   27 scenarios of agents on a user's own model   scenarios
     tiny_model         a Hugging Face folder, made in a second        small_model
     toy_project        graph.py, tasks.jsonl and agenttrain.toml      toy
     OddOnes            a world without a graph, for trainers          odd_ones
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from agenttrain.testing.engine_contract import EngineContract
     from agenttrain.testing.odd_ones import OddOnes
     from agenttrain.testing.renderer_contract import RendererContract
+    from agenttrain.testing.scenarios import ScenarioContract
     from agenttrain.testing.small_model import tiny_model
     from agenttrain.testing.toy import ToyProject, ToyRun, toy_project
     from agenttrain.testing.trainer_contract import TrainerContract
@@ -42,6 +44,7 @@ __all__ = [
     "EngineContract",
     "OddOnes",
     "RendererContract",
+    "ScenarioContract",
     "ToyProject",
     "ToyRun",
     "TrainerContract",
@@ -55,6 +58,7 @@ _homes = {
     "EngineContract": "engine_contract",
     "OddOnes": "odd_ones",
     "RendererContract": "renderer_contract",
+    "ScenarioContract": "scenarios",
     "ToyProject": "toy",
     "ToyRun": "toy",
     "TrainerContract": "trainer_contract",
@@ -70,8 +74,11 @@ def __getattr__(name: str) -> Any:
     """Load a public name from its module at first use (PEP 562)."""
     if name not in __all__:
         raise AttributeError(f"module 'agenttrain.testing' has no attribute {name!r}. It has {', '.join(__all__)}.")
+    home = f"agenttrain.testing.{_homes.get(name, name)}"
     try:
-        module = importlib.import_module(f"agenttrain.testing.{_homes.get(name, name)}")
+        if name.endswith("Contract"):
+            _explain_failures_of(home)
+        module = importlib.import_module(home)
     except ModuleNotFoundError as error:
         if error.name not in _needs:
             raise
@@ -82,3 +89,10 @@ def __getattr__(name: str) -> Any:
     value = module if name == "strategies" else getattr(module, name)
     globals()[name] = value
     return value
+
+
+def _explain_failures_of(module: str) -> None:
+    """Let pytest show the values of a failed assertion, as it does in a test file."""
+    import pytest
+
+    pytest.register_assert_rewrite(module)
