@@ -54,6 +54,7 @@ REPORT_KEYS = {
         "masked": int,
         "drifted": int,
         "prefix_breaks": dict,
+        "respelled": dict,
     },
     "logprob_gap": {"mean": float, "max": float},
     "wall_s": {"total": float, "rollout": float, "train": float, "evaluate": float, "sync": float},

@@ -79,7 +79,8 @@ def report_of(**changes: Any) -> dict[str, Any]:
             "dropped": 45,
             "masked": 900,
             "drifted": 0,
-            "prefix_breaks": {"history_rewritten": 2},
+            "prefix_breaks": {"history_rewritten": 2, "retry": 1},
+            "respelled": {"arguments_respelled": 3, "thinking_dropped": 1200},
             "dropped_by_cause": {"status environment_failure": 40, "all rewards equal": 5},
         },
         "steps": [
@@ -126,6 +127,10 @@ Difference in success: +0.500, 95 % interval +0.125 to +0.875 (paired bootstrap 
 - tokens sampled 12,345 = trained 12,000 + frozen 300 + dropped 45; drifted 0
   - dropped 5: all rewards equal
   - dropped 40: status environment_failure
+- prefix breaks, each a new trajectory with its history as context: 2 history_rewritten (an earlier message was \
+changed or left out), 1 retry (LangGraph ran the node again)
+- turns after a reply that the template would write otherwise, kept as it was sampled: 1,200 thinking_dropped \
+(without its thinking), 3 arguments_respelled (with its calls spelled in another way)
 - log probability, engine against trainer: mean 3.0e-06, max 2.0e-05
 - 100 s: rollouts 60, training 25, evaluation 10, publishing 1.5
 
@@ -195,7 +200,7 @@ def test_the_keys_of_a_fits_json() -> None:
 def test_the_tokens_of_the_account_are_told_as_they_are() -> None:
     """The report adds nothing to them and leaves nothing out."""
     tokens = report_of()["tokens"]
-    assert {"sampled", "trained", "frozen", "dropped", "masked", "drifted", "prefix_breaks"} <= set(tokens)
+    assert {"sampled", "trained", "frozen", "dropped", "masked", "drifted", "prefix_breaks", "respelled"} <= set(tokens)
     assert tokens["sampled"] == tokens["trained"] + tokens["frozen"] + tokens["dropped"]
 
 

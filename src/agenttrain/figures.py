@@ -15,7 +15,7 @@ from agenttrain.capture.store import StoreView
 from agenttrain.records import NOT_ADMITTED, Rollout, RolloutResult, Turn
 from agenttrain.reward.status import may_train
 from agenttrain.sample.account import drifted, token_account
-from agenttrain.trajectory.prefix_breaks import prefix_breaks
+from agenttrain.trajectory.prefix_breaks import prefix_breaks, respelled_turns
 
 LOOKED_AT = 50
 """Rollouts in which a trained call is sought."""
@@ -115,7 +115,8 @@ def token_table(view: StoreView, rows: Sequence[Mapping[str, Any]]) -> dict[str,
     Args:
         rows: metrics.jsonl, which says in which life each step that counts was made.
     """
-    samples, breaks = view.trained_samples({row["step"]: row["life"] for row in rows}), Counter[str]()
+    samples = view.trained_samples({row["step"]: row["life"] for row in rows})
+    breaks, respelled = Counter[str](), Counter[str]()
     handed = {sample.extra_fields["rollout_id"] for sample in samples}
     reasons = why_untrained(view.rollouts(), rows, handed)
     turns: dict[str, Turn] = {}
@@ -124,6 +125,7 @@ def token_table(view: StoreView, rows: Sequence[Mapping[str, Any]]) -> dict[str,
         for result in view.results():
             if result.rollout.phase == "train":
                 breaks.update(prefix_breaks(result.turns))
+                respelled.update(respelled_turns(result.turns))
                 if result.rollout.id in handed:  # a whole run's at once: without experts, by far the largest
                     turns.update({turn.id: replace(turn, routed_experts=None) for turn in result.turns})
                 yield result
@@ -138,4 +140,5 @@ def token_table(view: StoreView, rows: Sequence[Mapping[str, Any]]) -> dict[str,
         "masked": account.masked,
         "drifted": drifted(samples, turns),
         "prefix_breaks": dict(breaks),
+        "respelled": dict(respelled),
     }

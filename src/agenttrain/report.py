@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agenttrain.promotion.compare import Difference
+from agenttrain.trajectory.prefix_breaks import BREAKS_IN_WORDS, RESPELLED_IN_WORDS, in_words
 
 MANY_STEPS = 6
 """So many steps are still named singly behind an alarm."""
@@ -139,6 +140,7 @@ def fit_text(report: Mapping[str, Any]) -> str:
         f"- tokens sampled {tokens['sampled']:,} = trained {tokens['trained']:,} + frozen {tokens['frozen']:,} "
         f"+ dropped {tokens['dropped']:,}; drifted {tokens['drifted']}",
         *(f"  - dropped {count:,}: {cause}" for cause, count in sorted(tokens["dropped_by_cause"].items())),
+        *_history_lines(tokens["prefix_breaks"], tokens.get("respelled", {})),
         f"- log probability, engine against trainer: mean {gap['mean']:.1e}, max {gap['max']:.1e}",
         f"- {wall['total']:.0f} s: rollouts {wall['rollout']:.0f}, training {wall['train']:.0f}, "
         f"evaluation {wall['evaluate']:.0f}, publishing {wall['sync']:.1f}",
@@ -146,6 +148,18 @@ def fit_text(report: Mapping[str, Any]) -> str:
         *_alarm_lines(report["alarms"]),
     ]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _history_lines(breaks: Mapping[str, int], respelled: Mapping[str, int]) -> list[str]:
+    """Where prompts did not go on as the calls before them ended, and what was done."""
+    lines = []
+    if breaks:
+        why = in_words(breaks, BREAKS_IN_WORDS)
+        lines.append(f"- prefix breaks, each a new trajectory with its history as context: {why}")
+    if respelled:
+        how = in_words(respelled, RESPELLED_IN_WORDS)
+        lines.append(f"- turns after a reply that the template would write otherwise, kept as it was sampled: {how}")
+    return lines
 
 
 def eval_text(report: Mapping[str, Any]) -> str:

@@ -126,6 +126,39 @@ def test_a_lost_call_is_named(fitted: Any, command: Any) -> None:
     assert "calls whose answer was lost: 1, in train-1-task-0-[/x]\n" in command("inspect", fitted.run.id).out
 
 
+def test_where_prompts_broke_or_replies_stayed_as_sampled(fitted: Any, command: Any) -> None:
+    """By cause and in words: of all that is listed, of one rollout, and of each of its turns."""
+    plain = next(fitted.store.results(lambda rollout: rollout.phase == "train"))
+    first = plain.turns[0]
+    prompt = (*first.prompt_ids, *first.response_ids, 5)
+    extends = {"extends": first.id, "break_cause": None, "respelled": ("thinking_dropped", "arguments_respelled")}
+    second = replace(plain.turns[1], prompt_ids=prompt, **extends)
+    third = replace(plain.turns[1], id=f"{plain.rollout.id}#2", index=2, break_cause="tools_changed")
+    turns = (first, second, third)
+    store = SqliteStore(fitted.run.rollouts)
+    for turn in turns:
+        store.put_turn(turn)
+    store.put_result(replace(plain, turns=turns, trajectories=trajectories(turns), samples=()))
+    store.close()
+    said = command("inspect", fitted.run.id, plain.rollout.id).out
+    breaks = "prefix breaks, each a new trajectory: 1 tools_changed (other tools were offered)\n"
+    kept = (
+        "kept as sampled, where the template would write: 1 arguments_respelled (with its calls spelled in another "
+        "way), 1 thinking_dropped (without its thinking)\n"
+    )
+    assert breaks + kept in said
+    assert f", extends {first.id}, which stays as sampled (thinking_dropped, arguments_respelled)" in said
+    assert ", new trajectory: tools_changed" in said
+    listed = command("inspect", fitted.run.id).out
+    assert "1 tools_changed (other tools were offered)" in listed
+    assert kept in listed
+    told = command("inspect", fitted.run.id, "--phase", "train", "--json").json
+    assert told["respelled"] == {"arguments_respelled": 1, "thinking_dropped": 1}
+    assert told["prefix_breaks"]["tools_changed"] == 1
+    measured = command("inspect", fitted.run.id, "--phase", "baseline", "--json").json
+    assert (measured["respelled"], measured["prefix_breaks"].get("tools_changed")) == ({}, None)
+
+
 def test_what_was_not_trained_says_why(fitted: Any, command: Any) -> None:
     """A rollout that was only measured, one that its step left out, and one whose step the run was stopped in."""
     said = command("inspect", fitted.run.id, "baseline-0-task-4").out

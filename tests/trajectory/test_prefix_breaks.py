@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from agenttrain.records import CallSite, Turn
-from agenttrain.trajectory.prefix_breaks import prefix_breaks
+from dataclasses import replace
+from typing import get_args
+
+from agenttrain.records import BreakCause, CallSite, Respelling, Turn
+from agenttrain.trajectory.prefix_breaks import (
+    BREAKS_IN_WORDS,
+    RESPELLED_IN_WORDS,
+    in_words,
+    prefix_breaks,
+    respelled_turns,
+)
 
 
 def turn(id: str, prompt: tuple[int, ...], response: tuple[int, ...], cause: str | None) -> Turn:
@@ -26,3 +35,21 @@ def test_breaks_are_counted_by_cause() -> None:
         turn("d", (7,), (8,), "other_conversation"),
     ]
     assert prefix_breaks(turns) == {"history_rewritten": 2, "other_conversation": 1}
+
+
+def test_turns_that_kept_a_reply_are_counted_by_how_it_would_be_written() -> None:
+    """One turn may count twice; those after a reply that would be written the same count for nothing."""
+    plain = turn("a", (1,), (2,), "first_turn")
+    turns = [plain, replace(plain, respelled=("thinking_dropped",))]
+    turns.append(replace(plain, respelled=("thinking_dropped", "text_respelled")))
+    assert respelled_turns(turns) == {"text_respelled": 1, "thinking_dropped": 2}
+
+
+def test_every_cause_has_its_words() -> None:
+    assert {*BREAKS_IN_WORDS} == {*get_args(BreakCause)} - {"first_turn"}
+    assert {*RESPELLED_IN_WORDS} == {*get_args(Respelling)}
+
+
+def test_counts_in_words_begin_with_the_most() -> None:
+    told = in_words({"retry": 2, "template": 1200}, BREAKS_IN_WORDS)
+    assert told == "1,200 template (the renderer could not append), 2 retry (LangGraph ran the node again)"

@@ -20,6 +20,7 @@ import re
 import secrets
 import sqlite3
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
@@ -322,6 +323,28 @@ class StoreView:
         rows = self._of_rollout("SELECT * FROM trajectories", rollout_id)
         turns = self.turns(rollout_id) if any(map(takes_from_turns, rows)) else ()
         return _trajectories(rows, turns)
+
+    def prefix_breaks(self) -> dict[str, Counter[str]]:
+        """Finished rollout to its trajectories but the first, by why they began."""
+        counts = self._counts(
+            "SELECT rollout_id, json_extract(body, '$.break_cause'), COUNT(*) FROM trajectories GROUP BY 1, 2"
+        )
+        return {id: Counter({why: n for why, n in of.items() if why != "first_turn"}) for id, of in counts.items()}
+
+    def respelled(self) -> dict[str, Counter[str]]:
+        """Rollout to its turns after a reply that the template would write otherwise, by how; those that have any."""
+        return self._counts(
+            "SELECT rollout_id, each.value, COUNT(*) FROM turns, json_each(body, '$.respelled') AS each GROUP BY 1, 2"
+        )
+
+    def _counts(self, query: str) -> dict[str, Counter[str]]:
+        """Rollout to a count by cause, each rollout from the one file that it is read from."""
+        homes, counts = self._homes(), dict[str, Counter[str]]()
+        for path in self.paths():
+            for id, cause, n in self._rows(path, query):
+                if homes.get(id) == path:
+                    counts.setdefault(id, Counter())[cause] += n
+        return counts
 
     def results(self, wanted: Callable[[Rollout], bool] = lambda rollout: True) -> Iterator[RolloutResult]:
         """The finished rollouts that are wanted with all that they left, one at a time, by start."""

@@ -242,8 +242,8 @@ def _show(
     console.print(f"{rollout.id}: {rollout.status} {rollout.cause}".rstrip(), style="bold", markup=False)
     _show_reward(console, rollout)
     console.print(fate, markup=False)
-    breaks = Counter(path.break_cause for path in paths if path.break_cause != "first_turn")
-    for line in _history_lines(breaks, Counter(how for turn in turns for how in turn.respelled)):
+    breaks = Counter[str](path.break_cause for path in paths if path.break_cause != "first_turn")
+    for line in _history_lines(breaks, Counter[str](how for turn in turns for how in turn.respelled)):
         console.print(line, markup=False)
     for turn in turns:
         credit = _credit(rollout, turn)
