@@ -1,4 +1,4 @@
-"""Our own capture keeps every scenario, on the tiny model and on the order desk's policy, and where an engine samples."""
+"""Our own capture keeps every scenario, on the tiny model and on the order desk's policy; engines sample in some."""
 
 from __future__ import annotations
 

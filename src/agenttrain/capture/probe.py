@@ -25,7 +25,7 @@ class Conversation:
     messages: tuple[Mapping[str, Any], ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     optional: bool = False
-    """A template may refuse its roles; it is then left out."""
+    """A template may refuse its roles, or two calls in one reply; it is then left out."""
 
 
 def _call(call_id: str, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,6 +109,7 @@ CONVERSATIONS: Final = (
             _says("user", "Thanks."),
         ),
         tools=_TOOLS,
+        optional=True,
     ),
 )
 

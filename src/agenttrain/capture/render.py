@@ -23,10 +23,12 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from agenttrain.capture.json_calls import PROBE, with_json_call, writes_json_calls
 from agenttrain.capture.model_folder import (
     QuickTokenizer,
     config_of,
@@ -86,7 +88,7 @@ def open_renderer(
     identity = hashes_of(folder, tokenizer)
     if family is not None and family not in DEFAULT_NAMES:
         renderer = _family_renderer(tokenizer, family, history, stop_ids, identity, folder)
-        _refuse(suffix_fault(renderer, tokenizer.encode, CONVERSATIONS), folder, family)
+        _refuse(suffix_fault(renderer, tokenizer.encode, _taken(renderer)), folder, family)
         return renderer
     own = TemplateRenderer(tokenizer, history=history, stop_ids=stop_ids, hashes=identity, folder=folder)
     if family is None and (guessed := _guessed(own, folder, tokenizer, history, stop_ids, identity)) is not None:
@@ -155,6 +157,10 @@ class _Reader:
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(ids))
 
+    def encode(self, text: str) -> Ids:
+        """The ids of a text, special tokens by their names."""
+        return tuple(self._tokenizer.encode(text))
+
     def respelled(self, response_ids: Ids, message: Message, new_messages: Sequence[Message]) -> tuple[Respelling, ...]:
         return self._spelling.respelled(response_ids, message, new_messages)
 
@@ -165,9 +171,25 @@ class _Reader:
 
 
 class FamilyRenderer(_Reader):
-    """A hand-written renderer of the `renderers` library, and its bridge."""
+    """A hand-written renderer of the `renderers` library, and its bridge.
+
+    Attributes:
+        supports_tools: it writes tools; deepseek-v3 of renderers 0.1.12 reads calls and leaves the tools out.
+    """
+
+    @cached_property
+    def supports_tools(self) -> bool:
+        question = [{"role": "user", "content": "a"}]
+        with_one = self._library.render_ids(question, tools=[PROBE], add_generation_prompt=True)
+        return bool(with_one != self._library.render_ids(question, add_generation_prompt=True))
 
     def render(self, messages: Sequence[Message], tools: Tools) -> Ids:
+        if tools and not self.supports_tools:
+            raise ModelError(
+                f"Renderer family {self.family} writes no tools into the prompt, so the policy would not know them. "
+                f'Put a chat template that writes them into the folder, and set renderer.family to "{DEFAULT}".'
+            )
+
         def make() -> Ids:
             clean = _clean(messages)
             return tuple(self._library.render_ids(clean, tools=list(tools) or None, add_generation_prompt=True))
@@ -197,13 +219,21 @@ class TemplateRenderer(_Reader):
         from renderers.default import DefaultRenderer
 
         parser = _tool_parser(tokenizer)
+        self._reads_json = parser is None and writes_json_calls(
+            lambda messages, opens: _templated(tokenizer, messages, (PROBE,), opens=opens)
+        )
         library = DefaultRenderer(tokenizer, DefaultRendererConfig(tool_parser=parser))
         super().__init__(tokenizer, library, family=DEFAULT, history=history, stop_ids=stop_ids, hashes=hashes)
         self._folder = folder
-        self.supports_tools = parser is not None and "tools" in template_of(tokenizer)
+        self.supports_tools = (parser is not None or self._reads_json) and "tools" in template_of(tokenizer)
         self._suffixes = _Lru()
         self._suffix_needs_tools = self._suffix_needs_ids = True
         self._close_id, self._close_text = self._end_of_turn()
+
+    def parse(self, response_ids: Ids, tools: Tools, prompt_ids: Ids = ()) -> Parsed:
+        parsed = super().parse(response_ids, tools, prompt_ids)
+        ended = bool(response_ids) and response_ids[-1] in self.stop_ids
+        return with_json_call(parsed, id=_call_id(response_ids, 0)) if self._reads_json and tools and ended else parsed
 
     def render(self, messages: Sequence[Message], tools: Tools) -> Ids:
         if tools and not self.supports_tools:
@@ -211,7 +241,7 @@ class TemplateRenderer(_Reader):
                 f"{self._folder} can't call tools: its chat template writes none, or its tokenizer has no ids for "
                 "them. Choose a model that was made for tool calls, or name its family in renderer.family."
             )
-        return self._renderings.get(_key(messages, tools), lambda: self._encode(self._text(messages, tools)))
+        return self._renderings.get(_key(messages, tools), lambda: self.encode(self._text(messages, tools)))
 
     def extend(self, prompt_ids: Ids, response_ids: Ids, new_messages: Sequence[Message], tools: Tools) -> Ids | None:
         if not new_messages or any(message["role"] == "assistant" for message in new_messages):
@@ -230,8 +260,7 @@ class TemplateRenderer(_Reader):
         Raises:
             ModelError: it is not append-only, or the bridge differs from it; names the first difference.
         """
-        conversations = [each for each in CONVERSATIONS if self.supports_tools or not each.tools]
-        conversations = [each for each in conversations if not each.optional or self._takes(each)]
+        conversations = _taken(self)
         _refuse(bridge_fault(self, conversations), self._folder, self.family)
         # What the template does not write need not tell one rendering from another: siblings see the same results.
         last = [(each.messages[-1:], each.tools) for each in conversations if each.tools]
@@ -241,25 +270,14 @@ class TemplateRenderer(_Reader):
         )
         self._suffixes = _Lru()
 
-    def _takes(self, conversation: Conversation) -> bool:
-        """Whether the template knows the roles of a conversation; some refuse a system message."""
-        try:
-            self._text(conversation.messages, conversation.tools)
-        except Exception:  # a template's own error, of any class
-            return False
-        return True
-
     def _suffix(self, new_messages: Sequence[Message], tools: Tools) -> Ids:
         """The ids that follow the end-of-turn id of an assistant message which the new messages answer."""
         text = self._text([*_opening(new_messages), *new_messages], tools)
         end = text.index(self._close_text, text.index(MARKER)) + len(self._close_text)
-        return self._encode(text[end:])
+        return self.encode(text[end:])
 
     def _text(self, messages: Sequence[Message], tools: Tools) -> str:
         return _templated(self._tokenizer, messages, tools, opens=True)
-
-    def _encode(self, text: str) -> Ids:
-        return tuple(self._tokenizer.encode(text))
 
     def _end_of_turn(self) -> tuple[int, str]:
         """The stop id with which the template ends an assistant message, and its text."""
@@ -271,7 +289,7 @@ class TemplateRenderer(_Reader):
                 f"The chat template of {self._folder} fails on a plain conversation: {error}. "
                 "Put the model's own chat_template.jinja into the folder."
             ) from error
-        after = self._encode(text[text.find(MARKER) + len(MARKER) :]) if MARKER in text else ()
+        after = self.encode(text[text.find(MARKER) + len(MARKER) :]) if MARKER in text else ()
         close = next((id for id in after if id in self.stop_ids), None)
         if close is None:
             stops = [self.decode([id]) for id in self.stop_ids]
@@ -352,12 +370,29 @@ def _guessed(
         return None
     try:
         renderer = _family_renderer(tokenizer, family, history, stop_ids, hashes, folder)
-        if rendering_fault(renderer, own, CONVERSATIONS) or suffix_fault(renderer, tokenizer.encode, CONVERSATIONS):
+        if not renderer.supports_tools:
+            return None
+        taken = _taken(renderer)
+        if rendering_fault(renderer, own, taken) or suffix_fault(renderer, tokenizer.encode, taken):
             return None
     except Exception:  # a wrong guess may fail anywhere in the library or the template
         return None
     renderer.family_guessed = True
     return renderer
+
+
+def _taken(renderer: TemplateRenderer | FamilyRenderer) -> list[Conversation]:
+    """The probe's conversations that a renderer can write: some refuse a system message, some two calls in a reply."""
+    conversations = [each for each in CONVERSATIONS if renderer.supports_tools or not each.tools]
+    return [each for each in conversations if not each.optional or _writes(renderer, each)]
+
+
+def _writes(renderer: TemplateRenderer | FamilyRenderer, conversation: Conversation) -> bool:
+    try:
+        renderer.render(conversation.messages, conversation.tools)
+    except Exception:  # a template's own error, of any class
+        return False
+    return True
 
 
 def _refuse(fault: str | None, folder: Path, family: str) -> None:
