@@ -22,6 +22,7 @@ from agenttrain.flight import Flight
 from agenttrain.graph.intercept import Gate, open_gate, outside_rollouts, self_test
 from agenttrain.graph.isolation import isolated, open_isolation
 from agenttrain.graph.load import LoadedGraph, load_graph, load_module
+from agenttrain.graph.models import models_of, nodes_of
 from agenttrain.graph.roles import RoleBook
 from agenttrain.graph.run import GraphEnding, is_about_tool, run_graph
 from agenttrain.graph.runnable import RunnableGraph
@@ -355,7 +356,7 @@ def open_runner(
         gate = stack.enter_context(open_gate(allow_escapes=allow))
         self_test()
         stack.enter_context(open_isolation())
-        roles = _role_book(noted) if renderer is not None else AsIsRoles()
+        roles = _role_book(noted, graph) if renderer is not None else AsIsRoles()
         yield Runner(
             config=config,
             loaded=loaded,
@@ -409,7 +410,10 @@ def _is_at_fault(last: Turn, ended: GraphEnding, recorder: Recorder) -> bool:
     return last.parse_failed and not _raised_by_itself(ended)
 
 
-def _role_book(noted: Trainable | None) -> RoleBook:
+def _role_book(noted: Trainable | None, graph: RunnableGraph) -> RoleBook:
     if noted is None:
         return RoleBook()
-    return RoleBook(train=noted.train, frozen=noted.frozen, auxiliary=noted.auxiliary)
+    roles = RoleBook(train=noted.train, frozen=noted.frozen, auxiliary=noted.auxiliary)
+    if noted.frozen or noted.auxiliary:
+        roles.see(nodes=nodes_of(graph), models=models_of(graph))
+    return roles

@@ -68,6 +68,9 @@ def test_with_train_the_rest_of_the_model_is_frozen() -> None:
             {"checkpoint_ns": "SummarizationMiddleware.before_model:1"},
             "made by SummarizationMiddleware.before_model",
         ),
+        ({"checkpoint_ns": "RubricMiddleware.after_agent:1|model:2"}, "made by RubricMiddleware.after_agent"),
+        ({"checkpoint_ns": "ModelRouterMiddleware.before_agent:1"}, "made by ModelRouterMiddleware.before_agent"),
+        ({"source": "middleware"}, "LangChain says this call is for middleware"),
     ],
 )
 def test_middlewares_own_calls_are_frozen(fields: dict[str, Any], reason: str) -> None:
@@ -163,6 +166,18 @@ def test_selectors_that_matched_nothing_are_told_with_the_names_seen() -> None:
         "auxiliary=['tag:judge'] matched no call. Tags seen: fast.",
         "frozen=['sumarize'] matched no call. Nodes seen: agent, summarize. Did you mean 'summarize'?",
         "frozen=[late] matched no call. Nodes seen: agent, summarize.",
+    ]
+
+
+def test_what_stands_in_the_graph_is_no_slip() -> None:
+    """A summary that was never due, a fallback that was never asked; but train= must name what is called."""
+    selectors = {"frozen": ["summarize", "tag:late"], "auxiliary": ["model:gpt-4o-mini"], "train": ["writer"]}
+    book = RoleBook(**selectors)  # type: ignore[arg-type]
+    book.see(nodes=["agent", "summarize", "writer"], models=[("ChatOpenAI", "gpt-4o-mini", "")])
+    book.role(site())
+    assert book.unmatched() == [
+        "frozen=['tag:late'] matched no call. Tags seen: none.",
+        "train=['writer'] matched no call. Nodes seen: agent.",
     ]
 
 

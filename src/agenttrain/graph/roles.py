@@ -22,8 +22,9 @@ Identity = tuple[str, str, str]
 PREFIXES = ("node", "tag", "model", "source")
 MISSPELT = 0.75
 """How alike a name and a node's must be for the one to be a slip for the other."""
-STOCK_MIDDLEWARE = frozenset({"SummarizationMiddleware", "LLMToolSelectorMiddleware", "LLMToolEmulator", "ModelRouter"})
-"""LangChain's middleware that asks a model for its own ends, as named in a checkpoint namespace."""
+STOCK_MIDDLEWARE = frozenset({"SummarizationMiddleware", "ModelRouterMiddleware", "RubricMiddleware"})
+"""Middleware of LangChain and deepagents that asks a model for its own ends in a node of its own. What else does so
+within the agent's nodes is told by its source only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +68,7 @@ class RoleBook:
         self._rules = [_rule(role, selector) for role, selectors in declared for selector in selectors]
         self._trains_some = bool(train)
         self._matched: set[int] = set()
+        self._standing: tuple[CallSite, ...] = ()
         self._nodes: set[str] = set()
         self._tags: set[str] = set()
         self._models: set[str] = set()
@@ -99,10 +101,31 @@ class RoleBook:
                 return "trained", f"train: {rule.text}"
             return self._undeclared(site)
 
-    def unmatched(self) -> list[str]:
-        """One sentence per selector that matched no call so far, with the names seen; empty when all matched."""
+    def see(self, *, nodes: Sequence[str], models: Sequence[Identity]) -> None:
+        """Take what can be seen in the graph before it runs: naming it is no slip, even where no call is made there.
+
+        A fallback may never be asked, a summary never be due.
+        """
+        by_node = (CallSite(node=name, model_class="", model_name="") for name in nodes)
+        by_model = (CallSite(model_class=kind, model_name=name, base_url=url) for kind, name, url in models)
         with self._lock:
-            return [self._unmatched_text(rule) for i, rule in enumerate(self._rules) if i not in self._matched]
+            self._standing = (*by_node, *by_model)
+
+    def unmatched(self) -> list[str]:
+        """One sentence per selector that matched no call so far, with the names seen; empty when all matched.
+
+        `frozen` and `auxiliary` selectors by the name of a node or model that stands in the graph count as matched.
+        """
+        with self._lock:
+            return [
+                self._unmatched_text(rule)
+                for i, rule in enumerate(self._rules)
+                if i not in self._matched and not self._stands(rule)
+            ]
+
+    def _stands(self, rule: _Rule) -> bool:
+        named = isinstance(rule.selector, str) and rule.role != "trained"
+        return named and any(rule.matches(site) for site in self._standing)
 
     def _note(self, site: CallSite) -> None:
         self._nodes.update(_nodes(site))

@@ -38,7 +38,7 @@ def call_site(
         path=_path_text(around.get("langgraph_path")),
         attempt=execution.node_attempt if execution else 1,
         tags=tuple(dict.fromkeys(tags)),
-        source=metadata.get("lc_source") or around.get("lc_source"),
+        source=metadata.get("lc_source") or around.get("lc_source") or _internal(metadata),
         model_class=model_class,
         model_name=model_name,
         base_url=base_url,
@@ -59,6 +59,11 @@ def _first_text(model: object, names: Sequence[str]) -> str:
         if isinstance(value, str) and value:
             return value
     return ""
+
+
+def _internal(metadata: Mapping[str, Any]) -> str | None:
+    """Middleware of anybody marks its own calls so: langchain 1.5 agents/middleware/internal_call_transformer.py."""
+    return "middleware" if "lc_internal_call" in metadata else None
 
 
 def _innermost(checkpoint_ns: str) -> str | None:
