@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import pytest
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 
@@ -74,6 +75,25 @@ def test_an_agents_model_and_its_middlewares_are_seen(open_graph: Any, chat: Any
 
     summaries = SummarizationMiddleware(model=chat(model="b"), trigger=("messages", 4))
     assert seen(open_graph, create_agent(chat(model="a"), middleware=[summaries])) == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", ["ModelFallbackMiddleware", "LLMToolSelectorMiddleware", "LLMToolEmulator"])
+def test_models_of_middleware_that_wraps_calls_are_seen(name: str, open_graph: Any, chat: Any, add_tool: Any) -> None:
+    """Behind other middleware, too: LangChain chains and traces the hooks, so that they lie deep."""
+    import langchain.agents.middleware as stock
+    from langchain.agents import create_agent
+
+    other = chat(model="b")
+    made = getattr(stock, name)(other) if name == "ModelFallbackMiddleware" else getattr(stock, name)(model=other)
+    several = [stock.TodoListMiddleware(), stock.ModelRetryMiddleware(), stock.ToolRetryMiddleware(), made]
+    assert seen(open_graph, create_agent(chat(model="a"), [add_tool], middleware=several)) == ["a", "b"]
+
+
+def test_models_of_deepagents_sub_agents_are_seen(open_graph: Any, chat: Any) -> None:
+    """Each sub-agent may have a model of its own."""
+    deepagents = pytest.importorskip("deepagents")
+    helper = {"name": "helper", "description": "Helps.", "system_prompt": "Help.", "model": chat(model="b")}
+    assert seen(open_graph, deepagents.create_deep_agent(chat(model="a"), subagents=[helper])) == ["a", "b"]
 
 
 def test_a_model_built_in_a_node_is_not_seen(graph_of: Any, open_graph: Any, chat: Any) -> None:

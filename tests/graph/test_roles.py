@@ -104,13 +104,15 @@ def test_the_line_to_paste_works() -> None:
 
 
 def test_a_summary_by_another_model_is_not_decided_silently() -> None:
-    """The reason of the detection stands in the message, whichever comes first."""
+    """The line to paste names the model of the summaries, and says why, whichever comes first."""
     summary = site("m", "gpt-4o-mini", source="summarization")
     for calls in ([site(), summary], [summary, site()]):
         book = RoleBook()
         book.role(calls[0])
-        with pytest.raises(RoleError, match="two models"):
+        with pytest.raises(RoleError, match="two models") as raised:
             book.role(calls[1])
+        assert "calls ChatOpenAI:gpt-4o-mini (LangChain says this call is for summarization)" in str(raised.value)
+        assert 'auxiliary=["model:gpt-4o-mini"]' in str(raised.value)
 
 
 def test_one_name_at_two_addresses_is_two_models() -> None:

@@ -132,8 +132,11 @@ class Conversations:
         return (shared, same_attempt, turn.id not in self._continued, turn.index)
 
     def _rewritten(self, prompt: Prompt, site: CallSite) -> bool:
-        """Whether this place has asked before, or the opening is known and an assistant has spoken since."""
-        before = self._first_steps.get(_place(site))
+        """Whether this place has asked before, or the opening is known and an assistant has spoken since.
+
+        What middleware asks for its own ends is a conversation of its own each time.
+        """
+        before = None if site.source else self._first_steps.get(_place(site))
         return (before is not None and before < (site.step or 0)) or (
             prompt.n_known > 0 and prompt.digests[0] in self._openings
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -46,11 +47,11 @@ def nodes_of(runnable: RunnableGraph) -> list[str]:
 
 
 def objects_of(graph: Any) -> Iterator[Any]:
-    """What can be reached from a graph; a model is not looked into."""
+    """What can be reached from a graph, the nearest first; a model is not looked into."""
     seen: set[int] = set()
-    waiting: list[tuple[Any, int]] = [(graph, 0)]
+    waiting: deque[tuple[Any, int]] = deque([(graph, 0)])
     while waiting and len(seen) < MAX_OBJECTS:
-        found, depth = waiting.pop()
+        found, depth = waiting.popleft()
         if isinstance(found, _PLAIN) or id(found) in seen:
             continue
         seen.add(id(found))
@@ -75,7 +76,8 @@ def _parts(found: Any) -> list[Any]:
     if inspect.ismethod(found):
         return [found.__func__, *_attributes(found.__self__)]
     if inspect.isfunction(found):
-        return _function_parts(found)
+        within = inspect.unwrap(found)  # of a traced middleware's hook this is a bound method
+        return _function_parts(found) if within is found else [within, *_function_parts(found)]
     if isinstance(found, type) or inspect.ismodule(found):
         return []
     return _attributes(found) if _is_users(found) else _held(found)
@@ -101,7 +103,6 @@ def _attributes(owner: Any) -> list[Any]:
 
 
 def _function_parts(function: Any) -> list[Any]:
-    function = inspect.unwrap(function)
     parts = list(function.__defaults__ or ())
     for cell in function.__closure__ or ():
         try:

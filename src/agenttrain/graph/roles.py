@@ -75,6 +75,8 @@ class RoleBook:
         self._sources: set[str] = set()
         self._undeclared_models: dict[Identity, str | None] = {}
         self._trained_models: dict[Identity, str | None] = {}
+        self._uses: dict[Identity, str | None] = {}
+        """Of each undeclared model, why it serves middleware; None once it has served the agent."""
         self._refusal: RoleError | None = None
         self._lock = threading.Lock()
 
@@ -97,7 +99,7 @@ class RoleBook:
                 return rule.role, f"{rule.role}: {rule.text}"
             if rule is not None:
                 self._trained_models.setdefault(site.model_identity, site.node)
-                self._refuse_second_model(site, None)
+                self._refuse_second_model(site)
                 return "trained", f"train: {rule.text}"
             return self._undeclared(site)
 
@@ -145,24 +147,31 @@ class RoleBook:
     def _undeclared(self, site: CallSite) -> tuple[Role, str]:
         self._undeclared_models.setdefault(site.model_identity, site.node)
         detected = detected_use(site)
-        self._refuse_second_model(site, detected)
+        self._uses[site.model_identity] = self._uses.get(site.model_identity, detected) and detected
+        self._refuse_second_model(site)
         if detected is not None:
             return "frozen", detected
         if self._trains_some:
             return "frozen", "the graph's one model, and train= names other calls"
         return "trained", "the graph's one model"
 
-    def _refuse_second_model(self, site: CallSite, detected: str | None) -> None:
+    def _refuse_second_model(self, site: CallSite) -> None:
         """Raise when some model is undeclared and is not the only one that the policy would answer for."""
         seen = {**self._undeclared_models, **self._trained_models}
         if not self._undeclared_models or len(seen) == 1:
             return
         if self._refusal is None:
-            here = site.model_identity
-            second = here if here in self._undeclared_models else min(self._undeclared_models)
+            second = self._second(site.model_identity)
             one = min(identity for identity in seen if identity != second)
-            self._refusal = RoleError(_second_model_text(second, seen[second], one, seen[one], detected))
+            self._refusal = RoleError(_second_model_text(second, seen[second], one, seen[one], self._uses.get(second)))
         raise self._refusal
+
+    def _second(self, here: Identity) -> Identity:
+        """The model to ask about: one that only serves middleware, else the one that is called, if undeclared."""
+        serving = [identity for identity in self._undeclared_models if self._uses.get(identity)]
+        if serving:
+            return min(serving)
+        return here if here in self._undeclared_models else min(self._undeclared_models)
 
     def _unmatched_text(self, rule: _Rule) -> str:
         keyword = _keyword(rule.role)
