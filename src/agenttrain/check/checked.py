@@ -10,7 +10,7 @@ from agenttrain.check.drawing import RolesByNode, mermaid
 from agenttrain.check.finding import Finding
 from agenttrain.check.prepared import Prepared
 from agenttrain.check.reward_findings import reward_findings
-from agenttrain.check.shape_findings import second_model_findings
+from agenttrain.check.shape_findings import second_model_findings, waiting_places
 from agenttrain.check.trial import Trial, trial_tasks, tried
 from agenttrain.check.trial_findings import respelling_notes, trial_findings
 from agenttrain.check.verdict import Verdict, verdict_of
@@ -107,7 +107,7 @@ def _findings(prepared: Prepared, trial: Trial | None) -> tuple[Finding, ...]:
     called = trial.second_models if trial is not None else ()
     found += second_model_findings(prepared.models, called, one=trial.one_model if trial is not None else None)
     if trial is not None:
-        happened = trial_findings(trial, prepared.job.loaded.name)
+        happened = trial_findings(trial, prepared.job.loaded.name, waits=waiting_places(prepared.shape))
         if prepared.verifiers:
             happened += reward_findings(trial.results, ", ".join(prepared.verifiers))
         codes = {finding.code for finding in happened if finding.severity == "error"}

@@ -84,13 +84,14 @@ CODES: Mapping[str, Code] = MappingProxyType(
         "shared_checkpointer": _code(
             "warning",
             "a LangGraph checkpointer compiled in, which would carry states from rollout to rollout",
-            "nothing need be done for the graph's own: each rollout gets a fresh one. One within it: compile that "
-            "graph without, or give it no thread_id of its own",
+            "nothing need be done for the graph's own, nor for one in memory: each rollout has a fresh one. Any other "
+            "of a graph within: compile that graph without it, or give it no thread_id of its own",
         ),
         "shared_store": _code(
             "warning",
             "a store compiled in, by which one rollout could read what another wrote",
-            "let tasks write under keys of their own, or make the store in setup=",
+            "nothing need be done for one in memory: each rollout has a copy. For another let tasks write under keys "
+            "of their own, or compile the graph that is trained with an InMemoryStore",
         ),
         "unscripted_interrupt": _code(
             "error when it happened; else warning",

@@ -46,13 +46,13 @@ def spread_of(results: Sequence[RolloutResult]) -> Spread | None:
 
 
 def reward_findings(results: Sequence[RolloutResult], where: str) -> list[Finding]:
-    """What is wrong with the rewards; nothing where there is none, which other findings tell.
+    """What is wrong with the rewards; nothing where most rollouts have none, which other findings tell.
 
     Args:
         where: the names of the verifiers.
     """
     rewarded, spread = _rewarded(results), spread_of(results)
-    if spread is None:
+    if spread is None or 2 * spread.n < len(results):
         return []
     if all(reward.score == reward.unfinished and reward.credit is None for _, reward in rewarded):
         text = f"All {spread.n} rollouts of this check got 0 from the verifiers."

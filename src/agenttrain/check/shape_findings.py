@@ -8,8 +8,10 @@ from agenttrain.check.finding import Finding, error, warning
 from agenttrain.check.roles import UndeclaredModel
 from agenttrain.errors import RoleError
 from agenttrain.graph.roles import Identity, check_nodes, lines_to_paste, model_label
-from agenttrain.graph.shape import GraphShape
+from agenttrain.graph.shape import GraphShape, Shared
 from agenttrain.trainable import Trainable
+
+APART = "Nothing need be done for training."
 
 
 def shape_findings(shape: GraphShape, noted: Trainable | None) -> list[Finding]:
@@ -18,17 +20,18 @@ def shape_findings(shape: GraphShape, noted: Trainable | None) -> list[Finding]:
     if shape.cached:
         found.append(warning("node_cache", _listed(shape.cached), "A cache keeps what these nodes gave."))
     found += [warning("llm_cache", where, "It keeps the answers of models.") for where in shape.llm_caches]
-    for name, kind in shape.checkpointers:
-        found.append(warning("shared_checkpointer", name, f"{name} is compiled with a LangGraph checkpointer, {kind}."))
-    for name, kind in shape.stores:
-        found.append(
-            warning("shared_store", name, f"{name} is compiled with a store, {kind}, that all rollouts share.")
-        )
-    waits = tuple(dict.fromkeys((*shape.breakpoints, *shape.interrupting)))
+    found += [_shared("shared_checkpointer", held, "LangGraph checkpointer") for held in shape.checkpointers]
+    found += [_shared("shared_store", held, "store") for held in shape.stores]
+    waits = waiting_places(shape)
     if waits and (noted is None or noted.on_interrupt is None):
         text = "The graph may wait for a human there, and nothing answers for one: such a rollout has no reward."
-        found.append(warning("unscripted_interrupt", _listed(waits), text))
+        found.append(warning("unscripted_interrupt", waits, text))
     return found
+
+
+def waiting_places(shape: GraphShape) -> str:
+    """The nodes where a graph may wait for a human, as far as it can be seen; empty: none is seen."""
+    return _listed(tuple(dict.fromkeys((*shape.breakpoints, *shape.interrupting))))
 
 
 def selector_findings(noted: Trainable | None, nodes: Sequence[str]) -> tuple[list[Finding], tuple[str, ...]]:
@@ -82,6 +85,13 @@ def _second_model(model: UndeclaredModel) -> Finding:
         f"{by}{why} beside {one}, and nothing says who answers it.",
         fix=f"Add to @trainable: {' or '.join(lines_to_paste(model.identity, model.node, model.beside))}.",
     )
+
+
+def _shared(code: str, held: Shared, what: str) -> Finding:
+    text = f"{held.graph} is compiled with a {what}, {held.kind}"
+    if held.apart:
+        return warning(code, held.graph, f"{text}. Rollouts don't share it: each has its own in memory.", fix=APART)
+    return warning(code, held.graph, f"{text}, outside of this process: all rollouts share it.")
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -17,19 +17,21 @@ WASTEFUL = ("history_rewritten", "tools_changed", "instruction_changed", "thinki
 """Causes of a prefix break that a graph, a template or renderer.history could do without."""
 REFUSED = ("EscapeError:", "GraphError:", "RoleError:")
 """How the cause of a rollout begins that ended on what other findings tell."""
-_PLACE = re.compile(r"(?P<model>.*?) was called .*?on thread '.*?'(?P<line>.*)")
+_PLACE = re.compile(r"(?P<model>.*?) was called (?P<nodes>.*?)on thread '.*?'(?P<line>.*)")
+_NAMED = re.compile(r"'([^']*)'")
 
 
-def trial_findings(trial: Trial, graph: str) -> list[Finding]:
+def trial_findings(trial: Trial, graph: str, *, waits: str) -> list[Finding]:
     """All that a trial found but its rewards.
 
     Args:
         graph: its name, for what can't be placed closer.
+        waits: where it may wait for a human.
     """
     found = [*_escapes(trial), *_refusals(trial), *_unmatched(trial)]
     is_whole = not any(finding.severity == "error" for finding in found)
     results = trial.results
-    found += [*_interrupts(results, graph), *_verifier_errors(results)]
+    found += [*_interrupts(results, waits or graph), *_verifier_errors(results)]
     found += [*_environment(results, graph, follows_from_escapes=bool(trial.escapes)), *_lost(results, graph)]
     if is_whole:
         found += [*_untrained(results, graph), *_cut(results, graph)]
@@ -48,7 +50,7 @@ def respelling_notes(results: Sequence[RolloutResult]) -> tuple[str, ...]:
 
 
 def _escapes(trial: Trial) -> Iterator[Finding]:
-    """One finding a model and line, whatever the threads were called."""
+    """One finding a model and line, whatever the threads were called and what else ran meanwhile."""
     by_place: dict[str, str] = {}
     for where in trial.escapes:
         match = _PLACE.match(where)
@@ -60,7 +62,9 @@ def _escapes(trial: Trial) -> Iterator[Finding]:
         text += " Your own model answered." if trial.escapes_allowed else " A fit ends there."
         if len(by_place) == 1:
             text += f" {_counted(trial.n_escapes, 'such call')} in this check."
-        yield told("escape", key, text)
+        match = _PLACE.match(where)
+        nodes = _NAMED.findall(match["nodes"]) if match else []
+        yield told("escape", f"node {' or '.join(nodes)}" if nodes else key, text)
 
 
 def _refusals(trial: Trial) -> Iterator[Finding]:
@@ -75,10 +79,10 @@ def _unmatched(trial: Trial) -> Iterator[Finding]:
         yield warning("selector_unmatched", text.partition(" matched")[0], text)
 
 
-def _interrupts(results: Sequence[RolloutResult], graph: str) -> Iterator[Finding]:
+def _interrupts(results: Sequence[RolloutResult], where: str) -> Iterator[Finding]:
     waiting = [r for r in _rollouts(results) if r.cause.startswith(WAITS_FOR_HUMAN)]
     if waiting:
-        yield error("unscripted_interrupt", graph, f"{_of(waiting, results)} wait for a human, and nothing answers.")
+        yield error("unscripted_interrupt", where, f"{_of(waiting, results)} wait for a human, and nothing answers.")
 
 
 def _verifier_errors(results: Sequence[RolloutResult]) -> Iterator[Finding]:

@@ -12,7 +12,9 @@ from typing import Any
 
 from langchain_core.globals import get_llm_cache
 from langchain_core.language_models.chat_models import BaseChatModel
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.pregel import Pregel
+from langgraph.store.memory import InMemoryStore
 from langgraph.types import interrupt
 
 from agenttrain.graph.models import objects_of
@@ -33,6 +35,17 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """Something that a graph was compiled with and that outlives a rollout."""
+
+    graph: str
+    kind: str
+    """Its class."""
+    apart: bool
+    """Each rollout has its own in place of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GraphShape:
     """What can be seen of a graph before it runs."""
 
@@ -41,10 +54,9 @@ class GraphShape:
     edges: tuple[Edge, ...]
     cached: tuple[str, ...]
     """Nodes and tasks with a cache policy, where a cache is compiled in."""
-    checkpointers: tuple[tuple[str, str], ...]
-    """(graph, class of its LangGraph checkpointer), of the graph itself first."""
-    stores: tuple[tuple[str, str], ...]
-    """(graph, class of its store)."""
+    checkpointers: tuple[Shared, ...]
+    """LangGraph checkpointers, that of the graph itself first."""
+    stores: tuple[Shared, ...]
     llm_caches: tuple[str, ...]
     """`set_llm_cache` or a model that has a cache of its own, in words."""
     breakpoints: tuple[str, ...]
@@ -63,8 +75,8 @@ def shape_of(runnable: RunnableGraph) -> GraphShape:
         nodes=nodes,
         edges=edges,
         cached=tuple(dict.fromkeys(_cached(seen))) if any(each.cache is not None for each in pregels) else (),
-        checkpointers=tuple(_held(pregels, "checkpointer")),
-        stores=tuple(_held(pregels, "store")),
+        checkpointers=tuple(_checkpointers(graph, pregels)),
+        stores=tuple(_stores(pregels)),
         llm_caches=tuple(dict.fromkeys(_llm_caches(seen))),
         breakpoints=tuple(dict.fromkeys(_breakpoints(graph))),
         interrupting=tuple(name for name, node in graph.nodes.items() if _asks_human(node.bound)),
@@ -93,12 +105,20 @@ def _cached(seen: list[Any]) -> Iterator[str]:
             yield str(getattr(found.func, "__name__", "a task"))
 
 
-def _held(pregels: list[Pregel[Any, Any, Any, Any]], attribute: str) -> Iterator[tuple[str, str]]:
-    """(graph, class) of each graph that holds one of its own; True and False only say where to look for one."""
+def _checkpointers(graph: Any, pregels: list[Pregel[Any, Any, Any, Any]]) -> Iterator[Shared]:
+    """Those of a graph's own; True and False only say where to look for one."""
     for pregel in pregels:
-        held = getattr(pregel, attribute)
+        held = pregel.checkpointer
         if held is not None and not isinstance(held, bool):
-            yield str(pregel.name), type(held).__name__
+            apart = pregel is graph or isinstance(held, InMemorySaver)
+            yield Shared(graph=str(pregel.name), kind=type(held).__name__, apart=apart)
+
+
+def _stores(pregels: list[Pregel[Any, Any, Any, Any]]) -> Iterator[Shared]:
+    for pregel in pregels:
+        if pregel.store is not None:
+            apart = isinstance(pregel.store, InMemoryStore)
+            yield Shared(graph=str(pregel.name), kind=type(pregel.store).__name__, apart=apart)
 
 
 def _llm_caches(seen: list[Any]) -> Iterator[str]:
