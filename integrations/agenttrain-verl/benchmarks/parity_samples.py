@@ -12,6 +12,7 @@ import torch
 from agenttrain.local.policy import load_model
 from agenttrain.records import (
     CallSite,
+    Credit,
     Reward,
     Rollout,
     RolloutRequest,
@@ -38,6 +39,23 @@ def made_up(
         for sibling in range(n_siblings)
     ]
     return list(_with_logprobs(drafts, model, temperature, torch.Generator().manual_seed(seed), noise))
+
+
+def with_credit(results: Sequence[RolloutResult], *, seed: int = 0) -> list[RolloutResult]:
+    """The same rollouts, their turns in two nodes, and half of them credited by node and turn; the last group stays."""
+    draw = random.Random(seed)
+    return [each if each.rollout.task_id == results[-1].rollout.task_id else _credited(each, draw) for each in results]
+
+
+def _credited(result: RolloutResult, draw: random.Random) -> RolloutResult:
+    reward, turns = result.rollout.reward, result.turns
+    assert reward is not None
+    if draw.random() < 0.5:
+        trained = draw.choice([turn.index for turn in turns if turn.role == "trained"])
+        by_node = {"planner": draw.uniform(-1, 1), "worker": draw.uniform(-1, 1)}
+        reward = replace(reward, credit=Credit(by_node=by_node, by_turn={trained: draw.uniform(-1, 1)}))
+    placed = tuple(replace(turn, site=CallSite(node=("planner", "worker")[turn.index % 2])) for turn in turns)
+    return replace(result, rollout=replace(result.rollout, reward=reward), turns=placed)
 
 
 def _vocabulary(model: Path) -> int:

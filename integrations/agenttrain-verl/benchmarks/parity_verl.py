@@ -150,10 +150,11 @@ def verl_step(
 
     estimate = Plugins.load(only=None).advantage(chosen(config.trainer).advantage)
     plan = plan_of(config, model, n_tasks=config.trainer.tasks_per_step)
-    kept = [lesson.result for lesson in taught(results, config)]
+    own = taught(results, config)
+    kept = [lesson.result for lesson in own]
     with tempfile.TemporaryDirectory() as folder:
         trainer = trainer_class(plan, estimate, Path(folder))
-        trainer.rollout_order = [result.rollout.id for result in kept]
+        trainer.rollout_order, trainer.lessons = [result.rollout.id for result in kept], own
         metrics = trainer.train(list(reversed(kept)), step=step)  # rows come in any order
     calls = trainer.actor_rollout_wg.updates
     return Step(

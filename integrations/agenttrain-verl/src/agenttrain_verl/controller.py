@@ -23,7 +23,7 @@ import transfer_queue as tq
 from agenttrain.errors import TrainerError
 from agenttrain.protocols import Elsewhere
 from agenttrain.records import RolloutRequest, RolloutResult, Sample, Task
-from agenttrain.trainer.batches import Lessons, lessons
+from agenttrain.trainer.batches import Lesson, Lessons, lessons
 from agenttrain.trainer.schedule import Cursor, tasks_at
 from omegaconf import OmegaConf, open_dict
 from tensordict import TensorDict
@@ -146,6 +146,7 @@ class Stepwise:
     workers: RolloutWorkers
     global_steps: int
     rollout_order: Sequence[str]
+    lessons: Sequence[Lesson]
     rate: float
     _groups: dict[int, Sequence[str]]
     """Step to the groups that were begun for it, until it samples them."""
@@ -297,7 +298,7 @@ class Stepwise:
             others = [result for result in results if result.rollout.id not in missing]
             left_over = lessons(others, self.group_advantages, compares=compares)
             taught = replace(left_over, dropped={**left_over.dropped, **missing}, n_groups=taught.n_groups)
-        self.rollout_order = _ids(taught)
+        self.rollout_order, self.lessons = _ids(taught), taught.kept
         wanted = set(self.rollout_order)
         left = [row for row in rows if row.rollout_id in wanted]
         gone = [row.key for row in rows if row.rollout_id not in wanted]

@@ -29,13 +29,22 @@ from verl.utils.seqlen_balancing import log_seqlen_unbalance
 from verl.workers.utils.padding import response_from_nested
 
 from agenttrain_verl.calls import Call, anchored, calls_of, sequence_weights
-from agenttrain_verl.credit import GroupAdvantages, Known, deviation_factors, known
+from agenttrain_verl.credit import (
+    GroupAdvantages,
+    Known,
+    credited_parts,
+    credited_rows,
+    deviation_factors,
+    known,
+)
 from agenttrain_verl.dealing import Deal, deal, in_order, seed_of
 from agenttrain_verl.rates import rates
 from agenttrain_verl.rows import Row, rows_of, unbound
 from agenttrain_verl.step_figures import OWN, gap_figures, measured_figures, merged
 
 if TYPE_CHECKING:
+    from agenttrain.trainer.batches import Lesson
+
     from agenttrain_verl.plan import Plan
 
 
@@ -65,6 +74,8 @@ class Counted(PPOTrainer):  # type: ignore[misc, unused-ignore]
     group_advantages: GroupAdvantages
     rollout_order: Sequence[str] = ()
     """Ids of a step's rollouts in the order of the requests, set before each: they are dealt in it."""
+    lessons: Sequence[Lesson] = ()
+    """Of a step's rollouts, set before each: what their turns are worth where verifiers credit nodes or turns."""
     dealt: Dealt
     rate: float
     """The learning rate of the next update."""
@@ -129,13 +140,27 @@ class Counted(PPOTrainer):  # type: ignore[misc, unused-ignore]
         rows = [self.dealt.row_by_key.get(key) for key in batch.keys]
         values = self._columns(batch.keys, "values")[0] if self.use_critic else None
         padded = None if values is None else torch.nn.utils.rnn.pad_sequence(list(values), batch_first=True)
-        with known(Known(rows=rows, estimate=self.group_advantages, values=padded)):
+        parts = credited_parts(self.lessons)
+        with known(Known(rows=rows, estimate=self.group_advantages, values=padded, parts=parts)):
             batch = super()._compute_advantage(batch, metrics)
         if self.plan.algorithm.adv_estimator == "grpo" and self.plan.algorithm.norm_by_std:
             by_group = deviation_factors(self.dealt.rows)
             self._multiply({row.rollout_id: by_group[row.group_id] for row in self.dealt.rows})
+        self._put_credited()
         self._correct_by_rollout()
         return batch
+
+    def _put_credited(self) -> None:
+        """Each token's own advantage in place of its rollout's, where verifiers credit nodes or turns."""
+        by_key = credited_rows(self.dealt.rows, self.lessons)
+        if not by_key:
+            return
+        keys = list(by_key)
+        (masks,) = self._columns(keys, "response_mask")
+        laid = [torch.zeros(len(mask)) for mask in masks]
+        for row, mask, advantages in zip(laid, masks, by_key.values(), strict=True):
+            row[mask.bool()] = torch.tensor(advantages)
+        self._put(keys, "advantages", laid)
 
     @property
     def _corrects(self) -> str | None:

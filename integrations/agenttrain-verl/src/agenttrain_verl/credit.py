@@ -3,21 +3,25 @@
 veRL calls an estimator with tensors of rows and nothing that tells whose they are, so what is known of the rows is held
 in a context variable meanwhile. Registered here is "agenttrain": any estimator of agenttrain over a group's rewards, or
 with a critic one walk over a rollout's trained tokens in the order in which they were sampled. veRL's own "grpo" reads
-a rollout's last row alone, which is right, and is put in units of the deviation that agenttrain divides by.
+a rollout's last row alone, which is right, and is put in units of the deviation that agenttrain divides by. Where
+verifiers credit nodes or turns, both leave the place to what the rollouts' lessons say of each token.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from agenttrain.errors import TrainerError
 from agenttrain.trainer.advantage import all_equal
+from agenttrain.trainer.batches import Lesson
+from agenttrain.trainer.by_turn import has_credit, parts_by_turn
 from agenttrain.trainer.credit import gae, whitened
 from verl.trainer.ppo.core_algos import register_adv_est
 
@@ -40,6 +44,8 @@ class Known:
     estimate: GroupAdvantages
     values: torch.Tensor | None = None
     """[B, T] what the critic expects from before each token on."""
+    parts: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    """Rollout id to what verifiers credit its turns with, by index. Without those where they credit none."""
 
 
 _known: ContextVar[Known] = ContextVar("agenttrain_verl_known")
@@ -83,7 +89,8 @@ def advantages_and_returns(
     if what.values is None:
         spread = by_group(what.rows, response_mask, what.estimate)
         return spread, spread
-    return by_walk(what.rows, response_mask, what.values, discount=float(config.gamma), gae_lambda=float(config.lam))
+    gamma, lam = float(config.gamma), float(config.lam)
+    return by_walk(what.rows, response_mask, what.values, discount=gamma, gae_lambda=lam, parts=what.parts)
 
 
 def by_group(rows: Sequence[Row | None], response_mask: torch.Tensor, estimate: GroupAdvantages) -> torch.Tensor:
@@ -100,6 +107,7 @@ def by_walk(
     *,
     discount: float,
     gae_lambda: float,
+    parts: Mapping[str, Mapping[int, float]],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Generalised advantage estimates of each rollout as one walk, whitened over all trained tokens of the batch.
 
@@ -107,6 +115,7 @@ def by_walk(
         rows: [B]
         response_mask: [B, T]
         values: [B, T] what the critic expects from before each token on.
+        parts: rollout id to what its turns are credited with, by index; each comes with the turn's last token.
 
     Returns:
         ([B, T] advantages, [B, T] returns), 0 where nothing is trained.
@@ -117,12 +126,12 @@ def by_walk(
     walks = [walked(own, rows, response_mask) for own in by_id.values()]
     estimates = [
         gae(
-            [0.0] * (len(walk) - 1) + [own[0].reward],
+            _rewards_of_walk(own, parts.get(rollout_id, {})),
             [float(values[place]) for place in walk],
             discount=discount,
             gae_lambda=gae_lambda,
         )
-        for own, walk in zip(by_id.values(), walks, strict=True)
+        for (rollout_id, own), walk in zip(by_id.items(), walks, strict=True)
     ]
     advantages, returns = torch.zeros_like(values), torch.zeros_like(values)
     whole = whitened([row for row, _ in estimates])
@@ -130,6 +139,16 @@ def by_walk(
         for place, advantage, value in zip(walk, row, expected, strict=True):
             advantages[place], returns[place] = advantage, value
     return advantages, returns
+
+
+def _rewards_of_walk(own: Sequence[Row], parts: Mapping[int, float]) -> list[float]:
+    """[n] with each trained token: a turn's credit with its last one, the rollout's reward with the last of all."""
+    turns = sorted(turn for row in own for turn, n in row.turns for _ in range(n))
+    rewards = [0.0] * sum(row.n_trained for row in own)
+    for index, part in parts.items():
+        rewards[bisect_right(turns, index) - 1] += part
+    rewards[-1] += own[0].reward
+    return rewards
 
 
 def walked(own: Sequence[Row], rows: Sequence[Row | None], response_mask: torch.Tensor) -> list[Place]:
@@ -148,6 +167,26 @@ def walked(own: Sequence[Row], rows: Sequence[Row | None], response_mask: torch.
         positions = response_mask[at].nonzero()[:, 0].tolist()
         keyed += [(turn, s, (at, position)) for turn, position in zip(turns, positions, strict=True)]
     return [place for *_, place in sorted(keyed)]
+
+
+def credited_parts(taught: Sequence[Lesson]) -> dict[str, dict[int, float]]:
+    """Rollout id to what verifiers credit its trained turns with, by index; only rollouts of which they credit some."""
+    return {one.rollout_id: parts_by_turn(one.result) for one in taught if has_credit(one.result)}
+
+
+def credited_rows(rows: Sequence[Row], taught: Sequence[Lesson]) -> dict[str, Sequence[float]]:
+    """Row to the advantages of its trained tokens; only rows of groups in which verifiers credit nodes or turns.
+
+    Source: `agenttrain.trainer.batches.lessons`, as in the local trainer.
+    """
+    by_place = {
+        (one.rollout_id, sample.extra_fields["trajectory"]): advantages
+        for one in taught
+        if one.by_token
+        for sample, advantages in zip(one.samples, one.by_token, strict=True)
+    }
+    places = {row.key: (row.rollout_id, row.trajectory) for row in rows}
+    return {key: by_place[place] for key, place in places.items() if place in by_place}
 
 
 def rollout_advantages(rows: Sequence[Row], estimate: GroupAdvantages) -> dict[str, float]:

@@ -15,7 +15,7 @@ from agenttrain.trainer.advantage import group_advantages, leave_one_out_advanta
 from agenttrain.trainer.algorithms import Critic
 from agenttrain.trainer.batches import Measured, lessons
 from agenttrain.trainer.credit import credited
-from parity_samples import made_up
+from parity_samples import made_up, with_credit
 from tensordict import TensorDict
 from verl.protocol import DataProto
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
@@ -23,7 +23,7 @@ from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 from verl_in_process import Memory, put_rows
 
 from agenttrain_verl import rows as rows_module
-from agenttrain_verl.credit import Known, advantages_and_returns, deviation_factors, known
+from agenttrain_verl.credit import Known, advantages_and_returns, credited_parts, deviation_factors, known
 from agenttrain_verl.rows import Row
 
 
@@ -91,9 +91,11 @@ def test_rows_of_nobody_are_refused() -> None:
         advantages_and_returns(torch.zeros(4, 3), MASK)
 
 
-def test_walks_with_a_critic_are_those_of_the_local_trainer(tmp_path: Path) -> None:
-    """Rollouts of up to three trajectories whose turns took turns; discount and lambda below 1."""
+@pytest.mark.parametrize("has_credit", [False, True])
+def test_walks_with_a_critic_are_those_of_the_local_trainer(tmp_path: Path, has_credit: bool) -> None:
+    """Rollouts of up to three trajectories whose turns took turns; discount and lambda below 1; with credit or not."""
     made = made_up(tiny_model(tmp_path / "model"), n_groups=3, n_siblings=3, temperature=1.0)
+    made = with_credit(made) if has_credit else made
     kept = lessons(made, own_rewards, compares=False).kept
     generator = torch.Generator().manual_seed(0)
     values = [
@@ -113,7 +115,9 @@ def test_walks_with_a_critic_are_those_of_the_local_trainer(tmp_path: Path) -> N
     mask = torch.nn.utils.rnn.pad_sequence(masks, batch_first=True)
     laid = torch.zeros(mask.shape)
     laid[mask.bool()] = torch.cat([each for own in values for each in own])
-    with known(Known(rows=rows, estimate=own_rewards, values=laid)):
+    parts = credited_parts(kept)
+    assert bool(parts) == has_credit
+    with known(Known(rows=rows, estimate=own_rewards, values=laid, parts=parts)):
         advantages, returns = advantages_and_returns(laid, mask, config=SimpleNamespace(gamma=0.9, lam=0.8))
     each = [found for lesson in expected for found in lesson.measured]
     torch.testing.assert_close(advantages[mask.bool()], torch.cat([found.advantages for found in each]))

@@ -17,7 +17,7 @@ import torch
 from agenttrain.records import RolloutResult
 from agenttrain.testing import tiny_model
 from agenttrain.trainer.advantage import own_rewards
-from parity_samples import made_up
+from parity_samples import made_up, with_credit
 from parity_verl import LARGEST, compared, config_of, local_step, verl_step
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.ray_trainer import compute_advantage
@@ -71,6 +71,29 @@ def test_both_trainers_learn_the_same(rollouts: list[RolloutResult], model: Path
     """Each update's loss and gradient norm, over mini-batches and epochs, to 1e-5."""
     found = differences(rollouts, model, trainer)
     assert max(found.values()) < LARGEST, found
+
+
+@pytest.mark.parametrize(
+    "trainer",
+    [{"algorithm": "grpo"}, {"algorithm": "dr_grpo", "minibatches": 3}, {"algorithm": "rloo"}, GSPO],
+    ids=["grpo", "dr_grpo", "rloo", "gspo"],
+)
+def test_credit_by_node_and_turn_is_the_same_in_both(
+    rollouts: list[RolloutResult], model: Path, trainer: Mapping[str, Any]
+) -> None:
+    """Turns of one row have advantages of their own, and veRL's grpo does not stand in their place."""
+    credited = with_credit(rollouts)
+    config = config_of({**trainer, "epochs": 1})
+    verl = verl_step(credited, config, model, step=1)
+    found = compared(local_step(credited, config, model, step=1), verl)
+    assert max(found.values()) < LARGEST, found
+    plain = verl_step(rollouts, config, model, step=1)
+    last = rollouts[-1].rollout.task_id
+    changed = {id for id, _ in verl.advantages if f"-{last}-" not in id}
+    assert any(len({round(a, 6) for a in row}) > 1 for row in verl.advantages.values())
+    assert {place: row for place, row in verl.advantages.items() if place[0] not in changed} == {
+        place: row for place, row in plain.advantages.items() if place[0] not in changed
+    }
 
 
 @pytest.mark.parametrize(
