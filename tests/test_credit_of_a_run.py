@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import defaultdict
 from pathlib import Path
@@ -77,11 +76,12 @@ def parts(task, state, turns) -> dict:
     last = max((t for t in turns if t.node == "worker"), key=lambda t: share(t.text))
     return {"score": 0, "nodes": {"worker": share(state["done"][1]), "nobody": 1}, "turns": {last.index: 0.25}}
 """
-OPPOSED = """
+OF_THE_WORKER = """
 def parts(task, state, turns) -> dict:
-    by_node = {name: "".join(t.text for t in turns if t.node == name) for name in ("planner", "worker")}
-    return {"score": 0.5, "nodes": {"worker": share(by_node["worker"]), "planner": -share(by_node["planner"])}}
+    said = "".join(turn.text for turn in turns if turn.node == "worker")
+    return {"score": 0.5, "nodes": {"worker": share(said)}}
 """
+LEARNING = {"steps": 10, "tasks_per_step": 4, "group_size": 6, "learning_rate": 0.02, "final_learning_rate": 1.0}
 
 
 def fitted(folder: Path, verifier: str, verifiers: str, **trainer: Any) -> ToyRun:
@@ -209,16 +209,14 @@ def test_without_an_engine_no_turn_is_trained_and_credit_is_no_error(tmp_path: P
 
 
 @pytest.mark.slow
-def test_credit_alone_teaches_two_nodes_two_things(tmp_path: Path) -> None:
-    """Every score is 0.5. The worker is credited for odd characters and the planner for even ones: both follow."""
-    run = fitted(tmp_path / "learn", OPPOSED, "verifier=parts", steps=20, tasks_per_step=4, group_size=8)
-    shares: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
+def test_credit_alone_teaches(tmp_path: Path) -> None:
+    """Every score is 0.5, so that all advantages of the planner are 0; what the worker is credited for, it learns."""
+    run = fitted(tmp_path / "learn", OF_THE_WORKER, "verifier=parts", **LEARNING)
+    shares: defaultdict[int, list[float]] = defaultdict(list)
     for rollout in run.store.rollouts():
         if rollout.phase == "train" and rollout.reward is not None and rollout.reward.credit is not None:
             assert rollout.reward.score == 0.5
-            by_node = rollout.reward.credit.by_node
-            shares[rollout.step].append((by_node["worker"], -by_node["planner"]))
-    worker, planner = ([sum(pair[i] for pair in shares[step]) / 32 for step in sorted(shares)] for i in (0, 1))
-    print(json.dumps({"worker": worker, "planner": planner}))
-    assert sum(worker[-3:]) / 3 > sum(worker[:3]) / 3 + 0.05
-    assert sum(planner[-3:]) / 3 < sum(planner[:3]) / 3 - 0.05
+            assert set(advantages_by_turn(run, rollout).get(0, [0.0])) == {0.0}
+            shares[rollout.step].append(rollout.reward.credit.by_node["worker"])
+    by_step = [sum(of_step) / len(of_step) for _, of_step in sorted(shares.items())]
+    assert sum(by_step[-3:]) / 3 > sum(by_step[:3]) / 3 + 0.05, by_step

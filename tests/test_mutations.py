@@ -67,6 +67,27 @@ MUTATIONS = (
         tests=("tests/trainer", "tests/local/test_trainer.py"),
     ),
     Mutation(
+        name="a turn compared with its siblings' turns in any node",
+        file="trainer/by_turn.py",
+        right="for index, part in self.part_by_turn.items() if self.nodes_by_turn[index] == nodes]",
+        wrong="for index, part in self.part_by_turn.items()]",
+        tests=("tests/trainer/test_by_turn.py",),
+    ),
+    Mutation(
+        name="credit of the nodes around a call lost",
+        file="records.py",
+        right="for node in turn.site.nodes) + self.by_turn",
+        wrong="for node in turn.site.nodes[:1]) + self.by_turn",
+        tests=("tests/trainer/test_by_turn.py",),
+    ),
+    Mutation(
+        name="a turn's credit with its first token",
+        file="trainer/credit.py",
+        right="last_by_turn = {turn.index: at for at, turn in enumerate(walked) if turn is not None}",
+        wrong="last_by_turn = {turn.index: walked.index(turn) for turn in walked if turn is not None}",
+        tests=("tests/trainer/test_by_turn.py",),
+    ),
+    Mutation(
         name="a rollout counted once per trajectory in the rollout mean",
         file="trainer/loss.py",
         right="n_rollouts = sum(n > 0 for n in by_rollout.values())",
