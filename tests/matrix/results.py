@@ -13,8 +13,12 @@ OUTCOMES = ("trains", "refused", "not seen")
 LEFT_OUT = "left out"
 """Not run in this column; the note says why."""
 FAILED = "failed"
-CORE = ("langgraph", "langgraph-prebuilt", "langgraph-checkpoint", "langchain-core", "langchain")
-OTHERS = (
+PACKAGES = (
+    "langgraph",
+    "langgraph-prebuilt",
+    "langgraph-checkpoint",
+    "langchain-core",
+    "langchain",
     "langchain-openai",
     "langchain-anthropic",
     "langchain-google-genai",
@@ -63,7 +67,7 @@ class Row:
 def write(target: Path, rows_by_test: Mapping[str, Row]) -> None:
     """Write one column: versions, and the rows by test, sorted."""
     rows = {test: asdict(rows_by_test[test]) for test in sorted(rows_by_test)}
-    versions = {name: version for name in (*CORE, *OTHERS) if (version := installed(name))}
+    versions = {name: version for name in PACKAGES if (version := installed(name))}
     target.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"versions": versions, "rows": rows}, indent=1, ensure_ascii=False)
     target.write_text(text + "\n", encoding="utf-8")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, TypedDict
 
 import pytest
-from langchain_core.messages import AnyMessage, HumanMessage
+from langchain_core.messages import AnyMessage, HumanMessage, RemoveMessage
 from langgraph.checkpoint.memory import MemorySaver
 from langgraph.config import get_stream_writer
 from langgraph.func import entrypoint, task
@@ -347,9 +347,7 @@ def test_interrupt_without_a_human(roll: Roll, chat: Any) -> None:
     assert "on_interrupt" in rolled.result.rollout.cause
 
 
-@pytest.mark.row(
-    SECTION, "RetryPolicy", note="the attempt that was thrown away is trained too, with the rollout's reward"
-)
+@pytest.mark.row(SECTION, "RetryPolicy", note="the attempt that was thrown away is not trained: superseded by a retry")
 def test_retry_policy(roll: Roll, chat: Any) -> None:
     model = chat()
     failed: list[bool] = []
@@ -367,6 +365,9 @@ def test_retry_policy(roll: Roll, chat: Any) -> None:
     rolled = roll(builder.compile(), says("first", "second"))
     assert rolled.places == [("agent", "trained")] * 2
     assert [turn.site.attempt for turn in rolled.turns] == [1, 2]
+    first, second = (len(turn.response_ids) for turn in rolled.turns)
+    assert rolled.account.trained == second
+    assert rolled.account.dropped == {"superseded by a retry": first}
 
 
 @pytest.mark.row(SECTION, "the recursion limit", note="status budget_exhausted, scored on the last state")
@@ -462,8 +463,6 @@ def test_stream_writer(roll: Roll, chat: Any) -> None:
 @pytest.mark.row(SECTION, "a history that a node edits (RemoveMessage)")
 def test_removed_messages(roll: Roll, chat: Any) -> None:
     """The edited prompt begins a second trajectory, with the history at mask 0."""
-    from langchain_core.messages import RemoveMessage
-
     model = chat()
 
     def forget(state: MessagesState) -> Any:

@@ -15,6 +15,10 @@ from langchain_core.runnables.config import var_child_runnable_config
 from agenttrain.records import CallSite
 
 
+_TASK_ID = "__pregel_task_id"
+"""Where langgraph 1.0 tells a node's task; it has no execution_info yet, and tells no attempt at all."""
+
+
 def call_site(
     model: object, settings: Mapping[str, Any], *, tags: Sequence[str], metadata: Mapping[str, Any]
 ) -> CallSite:
@@ -33,7 +37,7 @@ def call_site(
     return CallSite(
         node=around.get("langgraph_node") or _innermost(namespace),
         step=around.get("langgraph_step"),
-        task_id=execution.task_id if execution else None,
+        task_id=execution.task_id if execution else configurable.get(_TASK_ID),
         checkpoint_ns=namespace,
         path=_path_text(around.get("langgraph_path")),
         attempt=execution.node_attempt if execution else 1,
