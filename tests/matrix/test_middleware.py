@@ -11,6 +11,7 @@ import importlib.metadata
 import json
 import re
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,9 @@ from typing import Any
 import langchain.agents.middleware
 import pytest
 from langchain.agents import create_agent
-from langchain_core.language_models.chat_models import BaseChatModel
-from langchain_core.messages import AIMessage
-from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.tools import tool
 from matrix.harness import Roll, Rolled, Seen, call, says
+from matrix.own_model import OwnModel
 from pydantic import BaseModel
 
 from agenttrain.errors import GraphError, RoleError
@@ -79,27 +78,6 @@ class Total(BaseModel):
     """The total."""
 
     total: int
-
-
-class OwnModel(BaseChatModel):
-    """A model of the user's own that answers; `n_calls` says how often."""
-
-    says: str = "own words"
-    n_calls: int = 0
-
-    @property
-    def _llm_type(self) -> str:
-        return "own"
-
-    def bind_tools(self, tools: Any, **settings: Any) -> Any:
-        return self.bind(tools=tools)
-
-    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **settings: Any) -> ChatResult:
-        self.n_calls += 1
-        bound = [str(each.get("title")) for each in settings.get("tools", ()) if isinstance(each, dict)]
-        calls = [{"name": name, "args": {"tools": ["add"]}, "id": "s", "type": "tool_call"} for name in bound]
-        message = AIMessage(content=self.says, tool_calls=calls)
-        return ChatResult(generations=[ChatGeneration(message=message)])
 
 
 def summaries(model: Any) -> Any:
@@ -241,7 +219,8 @@ def test_a_router(roll: Roll, chat: Any) -> None:
             return ClassifierResponse.model_validate({"model": "own", "answers": {"model_route": answer}})
 
     choices = {"slow": choice(chat(temperature=0.1), "hard"), "fast": choice(chat(temperature=0.9), "easy")}
-    with pytest.warns(Warning, match="beta"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is in beta, told once a process
         routed = router(choices=choices, instructions="Choose.", classifier=Decides(model="own"))
     script = says("fast", call("add", a=1, b=1), "2")
     rolled = roll(create_agent(model, [add], middleware=[routed]), script)

@@ -22,6 +22,8 @@ Identity = tuple[str, str, str]
 PREFIXES = ("node", "tag", "model", "source")
 MISSPELT = 0.75
 """How alike a name and a node's must be for the one to be a slip for the other."""
+SEQUENCE_TAG = "seq:step:"
+"""Before a number, LangChain's own tag on each step of a sequence."""
 STOCK_MIDDLEWARE = frozenset({"SummarizationMiddleware", "ModelRouterMiddleware", "RubricMiddleware"})
 """Middleware of LangChain and deepagents that asks a model for its own ends in a node of its own. What else does so
 within the agent's nodes is told by its source only."""
@@ -131,7 +133,7 @@ class RoleBook:
 
     def _note(self, site: CallSite) -> None:
         self._nodes.update(_nodes(site))
-        self._tags.update(site.tags)
+        self._tags.update(tag for tag in site.tags if not tag.startswith(SEQUENCE_TAG))
         self._models.add(model_label(site.model_identity))
         if site.source:
             self._sources.add(site.source)
