@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from agenttrain.graph.shape import END, START, Edge, GraphShape
@@ -30,10 +30,8 @@ class DrawnNode:
 
 
 def drawn(shape: GraphShape, roles: RolesByNode) -> tuple[DrawnNode, ...]:
-    """The nodes in the order in which they are reached, each with the ways out of it."""
-    out: dict[str, list[Edge]] = {}
-    for edge in shape.edges:
-        out.setdefault(edge.source, []).append(edge)
+    """The nodes in the order in which they are reached, each with the ways out of it; borders of subgraphs left out."""
+    out = _ways_out(shape.edges)
     return tuple(
         DrawnNode(
             name=_shown(node),
@@ -43,7 +41,7 @@ def drawn(shape: GraphShape, roles: RolesByNode) -> tuple[DrawnNode, ...]:
             ways="   ".join(_way(edge) for edge in out.get(node, ())),
         )
         for node in _in_order(shape.nodes, out)
-        if node != END
+        if node != END and not _is_border(node)
     )
 
 
@@ -59,6 +57,31 @@ def mermaid(shape: GraphShape, roles: RolesByNode) -> str:
     lines += [f"  {_id(edge.source)} {arrows[edge.conditional]} {_id(edge.target)}" for edge in shape.edges]
     lines += [f"  classDef {role} fill:{colour},color:#fff" for role, colour in COLOURS.items()]
     return "\n".join(lines)
+
+
+def _ways_out(edges: Sequence[Edge]) -> dict[str, list[Edge]]:
+    """Node to the ways out of it; one into or out of a subgraph leads to what comes behind its border."""
+    direct: dict[str, list[Edge]] = {}
+    for edge in edges:
+        direct.setdefault(edge.source, []).append(edge)
+    return {
+        node: list({way.target: way for edge in ways for way in _behind_borders(edge, direct, frozenset())}.values())
+        for node, ways in direct.items()
+    }
+
+
+def _behind_borders(edge: Edge, direct: Mapping[str, Sequence[Edge]], passed: frozenset[str]) -> Iterator[Edge]:
+    if not _is_border(edge.target) or edge.target in passed:
+        yield edge
+        return
+    for way in direct.get(edge.target, ()):
+        onward = Edge(source=edge.source, target=way.target, conditional=edge.conditional or way.conditional)
+        yield from _behind_borders(onward, direct, passed | {edge.target})
+
+
+def _is_border(node: str) -> bool:
+    """Whether it is a subgraph's own start or end."""
+    return node.endswith((f":{START}", f":{END}"))
 
 
 def _in_order(nodes: Sequence[str], out: Mapping[str, Sequence[Edge]]) -> list[str]:

@@ -100,17 +100,15 @@ def _print_graph(console: Any, found: Checked) -> None:
 
 
 def _print_calls(console: Any, found: Checked) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False)
-    for heading in ("node", "model", "role", "why", "calls", "tokens"):
-        table.add_column(heading, no_wrap=True, justify="right" if heading in ("calls", "tokens") else "left")
-    for row in found.calls:
-        cells = (row.place, row.model, row.role, row.reason, str(row.n), str(row.n_tokens))
-        table.add_row(*map(Text, cells), style=STYLES[row.role])
+    """A table as wide as it must be: lines that a terminal breaks can still be read and copied whole."""
+    heading = ("calls", "tokens", "node", "model", "role", "why")
+    rows = [(str(row.n), str(row.n_tokens), row.place, row.model, row.role, row.reason) for row in found.calls]
+    widths = [max(map(len, column)) for column in zip(heading, *rows, strict=True)]
     console.print()
-    console.print(table)
+    for cells, style in [(heading, "bold"), *((row, STYLES[row[4]]) for row in rows)]:
+        numbers = [cell.rjust(width) for cell, width in zip(cells[:2], widths[:2], strict=True)]
+        texts = [cell.ljust(width) for cell, width in zip(cells[2:], widths[2:], strict=True)]
+        console.print("  ".join([*numbers, *texts]).rstrip(), style=style, markup=False)
 
 
 def _word(found: Checked) -> str:
