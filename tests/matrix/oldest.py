@@ -22,5 +22,5 @@ LACKS = {
     "test_an_answer_as_langchain_chooses[by the provider]": "langchain 1.0 knows no other model's profile: by a tool",
     "test_a_context": "langchain 1.0: ToolRuntime takes two types",
     "test_a_deep_agent_with_summaries": "deepagents 0.2 has no summaries of its own",
-    "test_a_swarm": "langchain 1.0 doesn't inject the state that langgraph-swarm's tools ask for, with agenttrain or not",
+    "test_a_swarm": "langchain 1.0 alone, too, gives langgraph-swarm's tools no state",
 }

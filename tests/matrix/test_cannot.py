@@ -218,10 +218,17 @@ def test_server_tools(roll: Roll, chat: Any) -> None:
             roll(one_node(answer(bound)), says())
 
 
-@pytest.mark.row(SECTION, "custom tools (OpenAI's free text)", outcome="refused", note="GraphError: as above")
+@pytest.mark.row(
+    SECTION,
+    "custom tools (OpenAI's free text)",
+    outcome="refused",
+    note="GraphError: bind a @tool with one text argument",
+)
 def test_custom_tools(roll: Roll, chat: Any) -> None:
     bound = chat().bind(tools=[{"type": "custom", "name": "code", "description": "Runs code"}])
-    with pytest.raises(GraphError, match=r"'code' runs on the provider's server, and the policy only calls functions"):
+    with pytest.raises(
+        GraphError, match=r"'code' takes free text.*Bind a @tool with one text argument.*auxiliary=\[…\]"
+    ):
         roll(one_node(answer(bound)), says())
 
 

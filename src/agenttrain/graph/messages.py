@@ -166,6 +166,8 @@ def plain_tools(tools: Sequence[Any]) -> tuple[Plain, ...]:
 def _plain_tool(tool: Any) -> Plain:
     if isinstance(tool, Mapping) and tool.get("type") == "function" and "function" not in tool:
         return {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
+    if isinstance(tool, Mapping) and tool.get("type") == "custom":
+        raise GraphError(_free_text_tool_text(tool))
     if _is_server_tool(tool):
         raise GraphError(_server_tool_text(tool))
     try:
@@ -176,7 +178,7 @@ def _plain_tool(tool: Any) -> Plain:
             "Bind a function, a @tool or a pydantic class instead."
         ) from error
     if plain.get("type") != "function" or "function" not in plain:
-        raise GraphError(_server_tool_text(tool))
+        raise GraphError(_free_text_tool_text(tool) if plain.get("type") == "custom" else _server_tool_text(tool))
     return plain
 
 
@@ -191,6 +193,13 @@ def _server_tool_text(tool: Any) -> str:
     return (
         f"The tool {_tool_name(tool)!r} runs on the provider's server, and the policy only calls functions of yours. "
         "Bind a @tool that does the same, or give this call to your own model with auxiliary=[…]."
+    )
+
+
+def _free_text_tool_text(tool: Any) -> str:
+    return (
+        f"The tool {_tool_name(tool)!r} takes free text (type 'custom'), and the policy calls tools by a JSON object. "
+        "Bind a @tool with one text argument, or give this call to your own model with auxiliary=[…]."
     )
 
 

@@ -14,9 +14,8 @@ from langchain_core.runnables.config import var_child_runnable_config
 
 from agenttrain.records import CallSite
 
-
 _TASK_ID = "__pregel_task_id"
-"""Where langgraph 1.0 tells a node's task; it has no execution_info yet, and tells no attempt at all."""
+"""Where langgraph before 1.1.3 tells a node's task; it has no execution_info yet, and tells no attempt at all."""
 
 
 def call_site(
