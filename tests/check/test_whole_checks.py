@@ -1,0 +1,85 @@
+"""Graphs as users have them, checked whole: broken ones, clean ones, published ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+ORDER_DESK = Path(__file__).parents[2] / "examples" / "order-desk" / "graph.py"
+BROKEN = {
+    "all_zero_rewards": ("error", "answered"),
+    "escape": ("error", "node agent"),
+    "node_cache": ("warning", "agent"),
+    "schema_mismatch": ("error", "tasks.jsonl, 3 tasks 1, 50, 99"),
+    "second_model": ("error", "node judge"),
+    "shared_checkpointer": ("warning", "helper"),
+    "template_not_append_only": ("error", None),
+    "unscripted_interrupt": ("error", "approve"),
+}
+"""Code to (severity, where); None: a folder that is made anew each time."""
+PUBLISHED = {
+    "create_agent": {("model", "trained")},
+    "deepagents": {("model", "trained")},
+    "supervisor": {("supervisor:agent", "trained")},
+    "swarm": {("prices:model", "trained")},
+}
+"""Name to (place, role) of the calls."""
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no run was made."""
+    monkeypatch.chdir(tmp_path)
+
+
+def test_there_is_a_graph_for_each_code() -> None:
+    """And a case for each graph."""
+    assert sorted(BROKEN) == sorted(folder.name for folder in (HERE / "broken").iterdir())
+    assert sorted(PUBLISHED) == sorted(folder.name for folder in (HERE / "published").iterdir())
+
+
+@pytest.mark.parametrize("code", BROKEN)
+def test_a_broken_graph_is_found_by_its_code_alone(command: Any, code: str) -> None:
+    """One finding, with a cause and a fix; the exit code and `ready` follow its severity."""
+    severity, where = BROKEN[code]
+    done = command("check", HERE / "broken" / code / "graph.py", "--json")
+    assert [(found["code"], found["severity"]) for found in done.json["findings"]] == [(code, severity)], done.err
+    (found,) = done.json["findings"]
+    assert where in (None, found["where"])
+    assert found["cause"]
+    assert found["fix"]
+    assert (done.code, done.json["ready"]) == ((1, False) if severity == "error" else (0, True))
+    assert done.json["verdict"]["missing"] == ([code] if severity == "error" else [])
+
+
+def test_a_clean_graph_has_no_finding(command: Any) -> None:
+    """Who answers which call is told with its reason, and the subgraph by its path."""
+    done = command("check", HERE / "clean" / "graph.py", "--json")
+    assert (done.code, done.json["findings"], done.json["ready"]) == (0, [], True), done.err
+    assert [(row["place"], row["role"], row["reason"], row["n"]) for row in done.json["calls"]] == [
+        ("agent", "trained", "the graph's one model", 16),
+        ("reviewer:review", "frozen", "frozen: reviewer", 16),
+    ]
+
+
+@pytest.mark.slow
+def test_the_order_desk_has_no_finding(command: Any) -> None:
+    """With its own settings."""
+    done = command("check", ORDER_DESK, "--json")
+    assert (done.code, done.json["findings"], done.json["ready"]) == (0, [], True), done.err
+    verdict = done.json["verdict"]
+    assert (verdict["verifiers"], verdict["n_train"], verdict["n_held_out"]) == (["answered"], 1000, 500)
+    assert verdict["cost"]["rollouts"] == 16 * 20 * 8 + 2 * 500
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_agent(command: Any, name: str) -> None:
+    """With a policy of random weights: nothing but its own babble is found."""
+    done = command("check", HERE / "published" / name / "graph.py", "--json")
+    assert {(row["place"], row["role"]) for row in done.json["calls"]} >= PUBLISHED[name], done.err
+    assert [found for found in done.json["findings"] if found["severity"] == "error"] == []
+    assert done.json["verdict"]["spread"]["n"] == 16
