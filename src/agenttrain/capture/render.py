@@ -177,6 +177,15 @@ class FamilyRenderer(_Reader):
         supports_tools: it writes tools; deepseek-v3 of renderers 0.1.12 reads calls and leaves the tools out.
     """
 
+    def __init__(self, tokenizer: Any, library: Any, bridge: Any, **more: Any) -> None:
+        """Take the library's renderer, and one that keeps all thinking for its bridge.
+
+        The bridge of renderers 0.1.12 that follows the template's history gives up as soon as a user speaks, even where
+        nothing was thought; what the template would drop is known here by `drops_thinking`.
+        """
+        super().__init__(tokenizer, library, **more)
+        self._bridge = bridge
+
     @cached_property
     def supports_tools(self) -> bool:
         question = [{"role": "user", "content": "a"}]
@@ -197,7 +206,9 @@ class FamilyRenderer(_Reader):
         return self._renderings.get(_key(messages, tools), make)
 
     def extend(self, prompt_ids: Ids, response_ids: Ids, new_messages: Sequence[Message], tools: Tools) -> Ids | None:
-        bridged = self._library.bridge_to_next_turn(
+        if self.drops_thinking(response_ids, new_messages):
+            return None
+        bridged = self._bridge.bridge_to_next_turn(
             list(prompt_ids), list(response_ids), _clean(new_messages), tools=list(tools) or None
         )
         if bridged is None:
@@ -341,9 +352,13 @@ def _family_renderer(
     from pydantic import TypeAdapter, ValidationError
     from renderers import RendererConfig, create_renderer
 
-    settings: dict[str, Any] = {"name": family} | ({"thinking_retention": "all"} if history == "keep" else {})
+    def create(**settings: Any) -> Any:
+        config = TypeAdapter(RendererConfig).validate_python({"name": family, **settings})
+        return create_renderer(tokenizer, config)
+
     try:
-        library = create_renderer(tokenizer, TypeAdapter(RendererConfig).validate_python(settings))
+        bridge = create(thinking_retention="all")
+        library = bridge if history == "keep" else create()
     except ValidationError as error:
         raise ModelError(f"No renderer is named {family!r}. Families: {', '.join(_families())}.") from error
     except Exception as error:  # a missing special token is an assertion in one family, a KeyError in another
@@ -351,7 +366,7 @@ def _family_renderer(
             f"{folder} is no {family} model: {error}. Leave renderer.family out, or name the model's own family."
         ) from error
     stops = tuple(dict.fromkeys([*stop_ids, *library.get_stop_token_ids()]))
-    return FamilyRenderer(tokenizer, library, family=family, history=history, stop_ids=stops, hashes=hashes)
+    return FamilyRenderer(tokenizer, library, bridge, family=family, history=history, stop_ids=stops, hashes=hashes)
 
 
 def _families() -> list[str]:

@@ -34,5 +34,4 @@ class ScenarioContract(ChainScenarios, TreeScenarios, FaultScenarios, SampledSce
     Attributes to set where yours differs:
         family: renderer.family of your configuration. None: guessed, as `fit` does.
         history: renderer.history of your configuration.
-        drops_thinking: False for a family that keeps thinking whatever the history is.
     """

@@ -25,7 +25,6 @@ class ScenarioBase:
 
     history: Literal["keep", "template"] = "keep"
     family: str | None = None
-    drops_thinking: bool = True
 
     @pytest.fixture
     def model_folder(self) -> Path:

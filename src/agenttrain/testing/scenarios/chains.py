@@ -101,7 +101,7 @@ class ChainScenarios(ScenarioBase):
         kept = world.kept(recorder)
         assert messages[-4]["content"].strip() == "In row four."
         assert kept.account.trained == kept.n(0, 1)
-        if self.history == "template" and self.drops_thinking:
+        if self.history == "template":
             assert (kept.causes, kept.breaks) == (["first_turn", "thinking_dropped"], {"thinking_dropped": 1})
             assert "I think" not in world.renderer.decode(kept.turns[1].prompt_ids)
         else:
