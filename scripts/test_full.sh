@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # What takes longer than scripts/test.sh, before a release: whole runs over several seeds, the control, killed
 # runs, what speed is held against, and the longer runs of veRL beside its own tests.
-# Usage: scripts/test_full.sh [tests|seeds|control|kills|benchmarks|verl]; without a part, all of them, one after the
+# Usage: scripts/test_full.sh [tests|seeds|control|kills|benchmarks|verl|matrix]; without a part, all of them, one after the
 # other.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/environment.sh
 make_environment .venv-test "[dev]" agenttrain-sglang "agenttrain-verl[verl,sglang]"
 part=${1:-all}
-case "$part" in tests | seeds | control | kills | benchmarks | verl | all) ;; *)
-  echo "There is no part '$part'. Parts: tests, seeds, control, kills, benchmarks, verl." >&2
+case "$part" in tests | seeds | control | kills | benchmarks | verl | matrix | all) ;; *)
+  echo "There is no part '$part'. Parts: tests, seeds, control, kills, benchmarks, verl, matrix." >&2
   exit 2
   ;;
 esac
@@ -31,4 +31,17 @@ fi
 if wants verl; then
   agenttrain sglang setup --device cpu
   (cd integrations/agenttrain-verl && python -m pytest -m long)
+fi
+if wants matrix; then
+  # The oldest column of the support matrix, in an environment of its own; it has to be the one that is written down
+  if ! cmp -s tests/matrix/oldest.txt .venv-oldest/installed; then
+    rm -rf .venv-oldest
+    "${AGENTTRAIN_PYTHON:-python3.11}" -m venv .venv-oldest
+    .venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -r tests/matrix/oldest.txt
+    .venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -c tests/matrix/oldest.txt -e .
+    cp tests/matrix/oldest.txt .venv-oldest/installed
+  fi
+  .venv-oldest/bin/python scripts/matrix.py oldest
+  python scripts/matrix.py table
+  git diff --exit-code -- docs/matrix docs/any-graph.md README.md
 fi

@@ -65,8 +65,8 @@ class Row:
 
 
 def write(target: Path, rows_by_test: Mapping[str, Row]) -> None:
-    """Write one column: versions, and the rows by test, sorted."""
-    rows = {test: asdict(rows_by_test[test]) for test in sorted(rows_by_test)}
+    """Write one column: versions, and the rows by test, in the order in which they ran."""
+    rows = {test: asdict(rows_by_test[test]) for test in rows_by_test}
     versions = {name: version for name in PACKAGES if (version := installed(name))}
     target.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"versions": versions, "rows": rows}, indent=1, ensure_ascii=False)
