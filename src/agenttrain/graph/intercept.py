@@ -30,7 +30,7 @@ from langchain_core.runnables.config import RunnableConfig, ensure_config, merge
 
 from agenttrain.errors import EscapeError, GraphError, RolloutStop
 from agenttrain.graph.policy_model import CALL, PolicyModel, Routed, exact_invalid_calls, policy_for
-from agenttrain.graph.site import call_site, model_identity
+from agenttrain.graph.site import call_site, model_identity, stock_use
 from agenttrain.protocols import Route
 from agenttrain.records import CallSite, ModelCall, Reply, Role
 
@@ -264,10 +264,13 @@ def _auxiliary(routed: Routed, messages: Sequence[BaseMessage]) -> Iterator[Own]
     routed.route.auxiliary_ended(turn_id, None)
 
 
-def _by_run_manager(model: BaseChatModel, settings: Mapping[str, Any], run_manager: Any) -> Routed | None:
-    return _routed(
-        model, settings, getattr(run_manager, "tags", None) or (), getattr(run_manager, "metadata", None) or {}
-    )
+def _by_run_manager(
+    model: BaseChatModel, settings: Mapping[str, Any], run_manager: Any, messages: Sequence[BaseMessage]
+) -> Routed | None:
+    metadata = getattr(run_manager, "metadata", None) or {}
+    if "lc_source" not in metadata and (use := stock_use(messages, settings)):
+        metadata = {**metadata, "lc_source": use}
+    return _routed(model, settings, getattr(run_manager, "tags", None) or (), metadata)
 
 
 def _by_config(model: BaseChatModel, settings: Mapping[str, Any], config: RunnableConfig | None) -> Routed | None:
@@ -293,7 +296,7 @@ def _generate_with_cache_gate(original: Callable[..., ChatResult]) -> Callable[.
         run_manager: Any = None,
         **kwargs: Any,
     ) -> ChatResult:
-        routed = _by_run_manager(self, kwargs, run_manager)
+        routed = _by_run_manager(self, kwargs, run_manager, messages)
         if routed is None:
             return original(self, messages, stop=stop, run_manager=run_manager, **kwargs)
         if routed.role == "auxiliary":
@@ -314,7 +317,7 @@ def _agenerate_with_cache_gate(original: Callable[..., Any]) -> Callable[..., An
         run_manager: Any = None,
         **kwargs: Any,
     ) -> ChatResult:
-        routed = _by_run_manager(self, kwargs, run_manager)
+        routed = _by_run_manager(self, kwargs, run_manager, messages)
         if routed is None:
             return cast(ChatResult, await original(self, messages, stop=stop, run_manager=run_manager, **kwargs))
         if routed.role == "auxiliary":

@@ -10,9 +10,13 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from langchain_core.messages import BaseMessage
 from langchain_core.runnables.config import var_child_runnable_config
 
 from agenttrain.records import CallSite
+
+EMULATION = "You are emulating a tool call for testing purposes.\n\nTool: "
+"""How langchain's LLMToolEmulator begins its one message, 1.0 to 1.5."""
 
 _TASK_ID = "__pregel_task_id"
 """Where langgraph before 1.1.3 tells a node's task; it has no execution_info yet, and tells no attempt at all."""
@@ -62,6 +66,27 @@ def _first_text(model: object, names: Sequence[str]) -> str:
         if isinstance(value, str) and value:
             return value
     return ""
+
+
+def stock_use(messages: Sequence[BaseMessage], settings: Mapping[str, Any]) -> str | None:
+    """What LangChain's middleware asks for here, where its call doesn't say so: langchain 1.0 to 1.3.
+
+    Read from the schema of tool_selection.py and the prompt of tool_emulator.py, which have no setting.
+    """
+    form = _within(settings.get("response_format"), "json_schema")
+    schemas = (*(settings.get("tools") or ()), form)
+    if any(_schema_name(schema) == "ToolSelectionResponse" for schema in schemas):
+        return "tool_selection"
+    return "tool_emulation" if len(messages) == 1 and str(messages[0].content).startswith(EMULATION) else None
+
+
+def _schema_name(schema: Any) -> str:
+    named = _within(schema, "function") or schema
+    return str(named.get("name") or named.get("title")) if isinstance(named, Mapping) else ""
+
+
+def _within(value: Any, key: str) -> Any:
+    return value.get(key) if isinstance(value, Mapping) else None
 
 
 def _internal(metadata: Mapping[str, Any]) -> str | None:
