@@ -226,7 +226,7 @@ class TurnStore(Protocol):
 
 
 Verifier = Callable[..., Any]
-"""Scores one rollout; arguments are passed by name: task, state, and LangSmith's inputs, outputs, reference_outputs."""
+"""Scores one rollout; arguments are passed by name, see `reward.score.ARGUMENTS`."""
 
 
 OnDone = Callable[[RolloutResult], None]

@@ -16,6 +16,7 @@ from hypothesis.strategies import SearchStrategy
 
 from agenttrain.records import (
     CallSite,
+    Credit,
     Generation,
     Ids,
     Reward,
@@ -132,13 +133,19 @@ def trajectories(*, max_turns: int = 5) -> SearchStrategy[Trajectory]:
 
 @st.composite
 def rewards(draw: st.DrawFn) -> Reward:
-    """A sum of one to three verifiers' parts."""
+    """A sum of one to three verifiers' parts, with credit by node and turn or without."""
     parts = draw(
         st.lists(
             st.builds(RewardPart, name=names, score=st.floats(-2, 2), weight=st.floats(0, 2)), min_size=1, max_size=3
         )
     )
-    return Reward(score=sum(part.weight * part.score for part in parts), parts=tuple(parts))
+    numbers = st.floats(-2, 2)
+    by_node, by_turn = (
+        st.dictionaries(names, numbers, max_size=2),
+        st.dictionaries(st.integers(0, 4), numbers, max_size=2),
+    )
+    credit = draw(st.none() | st.builds(Credit, by_node=by_node, by_turn=by_turn))
+    return Reward(score=sum(part.weight * part.score for part in parts), parts=tuple(parts), credit=credit)
 
 
 @st.composite
