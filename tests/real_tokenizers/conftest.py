@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from agenttrain.capture.render import open_renderer
+from agenttrain.protocols import Renderer
+
 TEMPLATES = Path(__file__).parent / "templates"
 TYPES = {"qwen3": "qwen3", "llama3_1": "llama", "gemma3": "gemma3_text", "deepseek_v3": "deepseek_v3"}
 """Name of a tokenizer to the model_type of the models that have it."""
@@ -45,3 +48,9 @@ def real_folder(tmp_path_factory: pytest.TempPathFactory) -> RealFolder:
         return folder
 
     return make
+
+
+@pytest.fixture(scope="session")
+def opened() -> Callable[..., Renderer]:
+    """Opens a folder as a user would; each is loaded once."""
+    return lru_cache(open_renderer)

@@ -31,6 +31,10 @@ class RealScenarios(ScenarioContract):
     def model_folder(self, real_folder: RealFolder) -> Path:
         return real_folder(self.tokenizer, template=self.template)
 
+    @pytest.fixture
+    def renderer(self, model_folder: Path, opened: Callable[..., Renderer]) -> Renderer:
+        return opened(str(model_folder), family=self.family, history=self.history)
+
 
 class TestQwen3(RealScenarios):
     """Guessed: the hand-written renderer."""
