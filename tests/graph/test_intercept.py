@@ -452,6 +452,17 @@ def test_a_call_from_an_own_thread_is_refused(Route: Any, graph_of: Any, chat: A
     assert "ContextThreadPoolExecutor" in str(error)
 
 
+def test_a_call_from_a_loops_executor_is_refused(chat: Any, graph_of: Any) -> None:
+    """run_in_executor copies no context; an async node stands on no stack while it waits, so it is not named."""
+
+    async def agent(state: Any) -> Any:
+        loop = asyncio.get_running_loop()
+        return {"messages": [await loop.run_in_executor(None, chat().invoke, "x")]}
+
+    with open_gate(), pytest.raises(EscapeError, match=r"on thread 'asyncio_0'.*asyncio\.to_thread"):
+        asyncio.run(graph_of(agent).ainvoke({"messages": []}))
+
+
 def test_threads_that_copy_the_context_are_routed(Route: Any, graph_of: Any, chat: Any, rollout: Any) -> None:
     """The two fixes that the error names work."""
     model, route = chat(), Route()
