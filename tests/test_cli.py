@@ -20,6 +20,7 @@ Options:
   --help     Show this message and exit.
 
 Commands:
+  check    Try a graph before it is trained.
   fit      Measure a baseline, train, measure again.
   eval     Roll out tasks once more, and report.
   inspect  Look at a run's rollouts, token by token.
@@ -60,7 +61,7 @@ def test_version(command: Any) -> None:
     assert command("--version").out == f"agenttrain {__version__}\n"
 
 
-@pytest.mark.parametrize("name", ["fit", "eval", "inspect", "plugins", "doctor"])
+@pytest.mark.parametrize("name", ["check", "fit", "eval", "inspect", "plugins", "doctor"])
 def test_every_command_explains_its_options(command: Any, name: str) -> None:
     """Each option has a line of help."""
     done = command(name, "--help")

@@ -1,0 +1,271 @@
+"""Results of rollouts to findings, by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agenttrain.check.reward_findings import Spread, reward_findings, spread_of
+from agenttrain.check.trial import Trial, trial_tasks
+from agenttrain.check.trial_findings import commonest_cause, respelling_notes, trial_findings
+from agenttrain.errors import GraphError, RoleError
+from agenttrain.records import (
+    CallSite,
+    Credit,
+    Reward,
+    RewardPart,
+    Rollout,
+    RolloutRequest,
+    RolloutResult,
+    Task,
+    Turn,
+)
+
+
+def turn(**fields: Any) -> Turn:
+    given = {
+        "id": "t",
+        "rollout_id": "r",
+        "index": 0,
+        "role": "trained",
+        "role_reason": "",
+        "site": CallSite(node="agent"),
+    }
+    return Turn(**given | fields)
+
+
+def result(task: str = "a", *, turns: tuple[Turn, ...] | None = None, score: float | None = 1.0, **fields: Any) -> Any:
+    """A rollout that ended well with one trained turn, but for what is given."""
+    request = RolloutRequest(task=Task(id=task, input={}), phase="check")
+    part = RewardPart(name="v", score=score or 0.0)
+    reward = None if score is None else Reward(score=score, parts=(part,))
+    given: dict[str, Any] = {
+        "id": request.rollout_id,
+        "task_id": task,
+        "phase": "check",
+        "step": 0,
+        "sibling": 0,
+        "attempt": 0,
+        "status": "completed",
+        "reward": reward,
+        "success": score == 1.0,
+    }
+    rollout = Rollout(**given | fields)
+    turns = (turn(),) if turns is None else turns
+    return RolloutResult(request=request, rollout=rollout, turns=turns, trajectories=(), samples=())
+
+
+def trial(*results: RolloutResult, **fields: Any) -> Trial:
+    given: dict[str, Any] = {
+        "siblings": 2,
+        "escapes": (),
+        "n_escapes": 0,
+        "escapes_allowed": False,
+        "refusals": (),
+        "second_models": (),
+        "one_model": None,
+        "unmatched": (),
+        "wall_s": 1.0,
+    }
+    return Trial(results=results, **given | fields)
+
+
+def told(*results: RolloutResult, **fields: Any) -> list[tuple[str, str, str, str]]:
+    found = trial_findings(trial(*results, **fields), "graph.py:graph", waits="")
+    return [(each.severity, each.code, each.where, each.cause) for each in found]
+
+
+def failed(cause: str, **fields: Any) -> RolloutResult:
+    return result(score=None, status="environment_failure", cause=cause, **fields)  # type: ignore[no-any-return]
+
+
+def test_rollouts_that_end_well_are_no_finding() -> None:
+    assert told(result(), result(score=0.0)) == []
+
+
+@pytest.mark.parametrize(
+    ("results", "expected"),
+    [
+        (
+            [failed("OSError: no network for 'a'"), failed("OSError: no network for 'b'", task="b"), result()],
+            (
+                "error",
+                "environment_failures",
+                "2 of 3 rollouts ended so. The commonest cause: OSError: no network for … (2).",
+            ),
+        ),
+        (
+            [failed("OSError: x"), result(), result()],
+            ("warning", "environment_failures", "1 of 3 rollouts ended so. The commonest cause: OSError: x (1)."),
+        ),
+        (
+            [failed("Verifier 'v' raised", verifier_failed=True), result()],
+            (
+                "error",
+                "verifier_errors",
+                "1 of 2 rollouts have no reward. The commonest cause: Verifier 'v' raised (1).",
+            ),
+        ),
+        (
+            [failed("the graph waits for a human, and nothing answers for one: add on_interrupt="), result()],
+            ("error", "unscripted_interrupt", "1 of 2 rollouts wait for a human, and nothing answers."),
+        ),
+        (
+            [result(status="incomplete", cause="the answers of 1 model calls were lost", score=None), result()],
+            (
+                "warning",
+                "lost_calls",
+                "1 of 2 rollouts can't be trained. The commonest cause: the answers of 1 model calls were lost (1).",
+            ),
+        ),
+        (
+            [result(turns=()), result(turns=(turn(role="frozen"),))],
+            ("error", "no_trained_call", "2 of 2 rollouts made no call that is trained."),
+        ),
+        (
+            [result(turns=()), result()],
+            ("warning", "no_trained_call", "1 of 2 rollouts made no call that is trained."),
+        ),
+        (
+            [result(status="truncated", cause="cut"), result(status="truncated", cause="cut"), result()],
+            ("warning", "most_cut", "2 of 3 rollouts were cut. The commonest cause: cut (2)."),
+        ),
+        (
+            [result(n_tool_calls=3, n_invalid_tool_calls=2)],
+            ("warning", "invalid_tool_calls", "2 of 3 tool calls are invalid."),
+        ),
+        (
+            [result(turns=(turn(missed="tool_choice"), turn()))],
+            ("warning", "asked_and_missed", "1 of 2 replies lack the tool_choice asked for."),
+        ),
+        (
+            [
+                result(
+                    turns=(turn(break_cause="first_turn"), turn(break_cause="template"), turn(break_cause="retry")),
+                )
+            ],
+            ("warning", "prefix_breaks", "1 of 3 turns began a new trajectory: template 1."),
+        ),
+    ],
+)
+def test_how_rollouts_ended(results: list[RolloutResult], expected: tuple[str, str, str]) -> None:
+    """One finding each; shares decide the severity, and a task's name doesn't make a cause another one."""
+    assert [(severity, code, cause) for severity, code, _, cause in told(*results)] == [expected]
+
+
+def test_half_of_the_rollouts_cut_is_no_finding() -> None:
+    assert told(result(status="truncated", cause="cut"), result()) == []
+
+
+WHERE = "ChatOpenAI 'm' was called while {nodes} ran, on thread 'T-{n}' at graph.py:{line} (ask)"
+
+
+def test_escapes_are_told_by_their_line() -> None:
+    """Whatever the thread was called and whatever else ran; what follows from them is not told again."""
+    escapes = (
+        WHERE.format(nodes="'a' and 'b'", n=1, line=3),
+        WHERE.format(nodes="'a'", n=2, line=3),
+        WHERE.format(nodes="'b'", n=3, line=9),
+    )
+    found = told(failed("EscapeError: …"), failed("KeyError: 'answer'"), escapes=escapes, n_escapes=5)
+    assert [(severity, code, where) for severity, code, where, _ in found] == [
+        ("error", "escape", "node a"),
+        ("error", "escape", "node b"),
+    ]
+    assert found[0][3] == f"{escapes[1]}, outside of any rollout. A fit ends there."
+
+
+def test_allowed_escapes_are_a_warning() -> None:
+    """They are the user's wish."""
+    where = WHERE.format(nodes="'a'", n=1, line=3)
+    ((severity, code, _, cause),) = told(result(), escapes=(where,), n_escapes=2, escapes_allowed=True)
+    assert (severity, code) == ("warning", "escape")
+    assert cause == f"{where}, outside of any rollout. Your own model answered. 2 such calls in this check."
+
+
+def test_what_would_end_a_fit_is_told_once_with_its_count() -> None:
+    refusals = (GraphError("an image"), GraphError("an image"), RoleError("frozen=[p] raised"))
+    found = told(*[failed("GraphError: an image")] * 3, refusals=refusals)
+    assert [each[:3] for each in found] == [
+        ("error", "unanswerable_call", "2 rollouts"),
+        ("error", "selector_raises", "1 rollout"),
+    ]
+
+
+def test_an_unmatched_selector_is_a_warning() -> None:
+    """A few rollouts may not go there."""
+    text = "frozen=['judge'] matched no call. Nodes seen: agent."
+    assert told(result(), unmatched=(text,)) == [("warning", "selector_unmatched", "frozen=['judge']", text)]
+
+
+def test_respelled_replies_are_notes() -> None:
+    turns = (turn(respelled=("thinking_dropped",)), turn(respelled=("thinking_dropped", "text_respelled")), turn())
+    assert respelling_notes([result(turns=turns)]) == (
+        "1 of 3 prompts follow a reply that the template would write otherwise (text respelled); "
+        "it is kept as it was sampled.",
+        "2 of 3 prompts follow a reply that the template would write otherwise (thinking dropped); "
+        "it is kept as it was sampled.",
+    )
+
+
+def test_the_commonest_cause_is_told_without_its_task() -> None:
+    rollouts = [failed(f"no {name!r}", task=name).rollout for name in ("a", "b")] + [failed("else").rollout]
+    assert commonest_cause(rollouts) == "no … (2)."
+
+
+def rewards(*scores: tuple[str, float | None]) -> list[RolloutResult]:
+    return [result(task, score=score) for task, score in scores]
+
+
+def test_rewards_that_are_all_zero() -> None:
+    """Whatever is added for being cut."""
+    cut = result(score=0.0, status="truncated")
+    unfinished = Reward(score=-0.3, parts=(RewardPart(name="v", score=0.0),), unfinished=-0.3)
+    cut = result(status="truncated", reward=unfinished, success=False)
+    (found,) = reward_findings([*rewards(("a", 0.0), ("b", 0.0)), cut], "v")
+    assert (found.severity, found.code, found.where) == ("error", "all_zero_rewards", "v")
+    assert found.cause == "All 3 rollouts of this check got 0 from the verifiers."
+
+
+def test_rewards_that_are_equal_within_each_group() -> None:
+    """Though they differ between groups: nothing is learned from that."""
+    (found,) = reward_findings(rewards(("a", 1.0), ("a", 1.0), ("b", 0.5), ("b", 0.5)), "v")
+    assert (found.severity, found.code) == ("warning", "no_spread")
+    assert found.cause == "In each of 2 groups all rewards are equal (0.75 on the mean)."
+    (found,) = reward_findings(rewards(("a", 1.0), ("a", 1.0)), "v")
+    assert found.cause == "In each of 1 groups all rewards are equal (1 on the mean): every rollout succeeded."
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        rewards(("a", 1.0), ("a", 0.0)),
+        rewards(("a", 1.0), ("b", 1.0)),
+        rewards(("a", 0.0), ("a", None), ("b", None)),
+        [],
+    ],
+    ids=["they differ", "no group", "most have none", "none"],
+)
+def test_rewards_of_which_nothing_is_said(results: list[RolloutResult]) -> None:
+    assert reward_findings(results, "v") == []
+
+
+def test_credit_of_parts_of_a_rollout_is_spread() -> None:
+    """Equal scores, and turns that are told apart."""
+    credited = Reward(score=1.0, parts=(RewardPart(name="v", score=1.0),), credit=Credit(by_turn={0: 1.0}))
+    assert reward_findings([result(reward=credited), result(reward=credited)], "v") == []
+
+
+def test_the_spread_counts_groups_that_teach() -> None:
+    results = rewards(("a", 1.0), ("a", 0.0), ("b", 0.5), ("b", 0.5), ("c", 1.0), ("d", None))
+    assert spread_of(results) == Spread(
+        n=5, mean=0.6, std=pytest.approx(0.374, abs=1e-3), success=0.4, groups=2, groups_that_teach=1
+    )
+    assert spread_of(rewards(("a", None))) is None
+
+
+def test_the_tasks_of_a_trial_come_from_all_over_the_file() -> None:
+    tasks = [Task(id=str(i), input={}) for i in range(10)]
+    assert [task.id for task in trial_tasks(tasks, 4)] == ["0", "2", "5", "7"]
+    assert len(trial_tasks(tasks[:2], 4)) == 2
