@@ -160,6 +160,33 @@ def test_a_common_beginning_is_read_once() -> None:
     assert whole.input_ids.tolist() == [[1, 2, 3, 9, 10, 0, 0], [1, 2, 3, 4, 5, 10, 11]]
 
 
+def test_a_sub_agents_rows_are_read_apart_where_that_reads_less() -> None:
+    """Two agents' rows begin with ten ids of theirs and two helpers' with ten others: each beginning is read once."""
+    agent, helper = tuple(range(10)), tuple(range(20, 30))
+    part = [
+        lesson("a", sample("a", prompt=(*agent, 1), mask=(1,) * 4)),
+        lesson("b", sample("b", prompt=(*agent, 2), mask=(1,) * 4)),
+        lesson("c", sample("c", prompt=(*helper, 1), mask=(1,) * 2)),
+        lesson("d", sample("d", prompt=(*helper, 2), mask=(1,) * 2)),
+    ]
+    given = {"mean": "token-mean", "n_workers": 1, "weight_version": 0, "padding_id": 0, "max_tokens": 1000}
+    apart = micro_batches(part, shortest_prefix=10, **given)  # type: ignore[arg-type]
+    assert [batch.prefix.tolist() for batch in apart] == [list(helper), list(agent)]
+    assert [batch.input_ids.shape for batch in apart] == [(2, 2), (2, 4)]
+    assert sum(float(batch.weights.sum()) for batch in apart) == pytest.approx(1.0)
+    (together,) = micro_batches(part, shortest_prefix=None, **given)  # type: ignore[arg-type]
+    assert together.input_ids.shape == (4, 14)
+
+
+def test_rows_stay_together_where_reading_them_apart_saves_little() -> None:
+    """Two rows that begin otherwise share nothing: one pass of both is as short as two."""
+    part = [lesson(name, sample(name, prompt=(n,) * 9, mask=(1,) * 4)) for n, name in enumerate("ab")]
+    (batch,) = micro_batches(
+        part, mean="token-mean", max_tokens=1000, n_workers=1, weight_version=0, padding_id=0, shortest_prefix=4
+    )
+    assert (batch.prefix.tolist(), batch.input_ids.shape) == ([], (2, 12))
+
+
 def test_the_id_that_predicts_the_first_trained_one_is_not_shared() -> None:
     part = [lesson(name, sample(name, prompt=(1, 2, 3), mask=(1,))) for name in "ab"]
     (batch,) = micro_batches(

@@ -16,12 +16,14 @@ import numpy as np
 import torch
 
 from agenttrain.errors import SampleError, TrainerError
-from agenttrain.records import NOT_ADMITTED, RolloutResult, Sample
+from agenttrain.records import NOT_ADMITTED, Ids, RolloutResult, Sample
 from agenttrain.trainer.advantage import all_equal
 from agenttrain.trainer.by_turn import compared, credited, has_credit, turns_of_tokens
 from agenttrain.trainer.loss import LossMean, token_weights
 
 ALL_EQUAL = "all rewards equal"
+WORTH_APART = 0.9
+"""Rows that begin alike get passes of their own where all passes together then read less than this share."""
 TOO_FEW = "fewer than two usable rollouts"
 NOTHING_SAMPLED = "no trained tokens"
 
@@ -331,17 +333,51 @@ def micro_batches(
         for (lesson, n, sample, measured), weight in zip(flat, weights, strict=True)
     ]
     rows.sort(key=lambda row: row.n_ids)
-    passes = [rows[start:end] for start, end in _even_cuts([row.n_ids for row in rows], max_tokens, n_workers)]
+    shortest = None if replays_experts else shortest_prefix
+    passes = _passes([rows], max_tokens, n_workers)
+    apart = _passes(_alike(rows, shortest), max_tokens, n_workers)
+    if _n_read(apart, shortest) < WORTH_APART * _n_read(passes, shortest):
+        passes = apart
     return [
         _micro_batch(
             items,
-            n_prefix=0 if replays_experts else _n_shared([row.sample for row in items], shortest_prefix),
+            n_prefix=_n_shared([row.sample for row in items], shortest),
             experts=_experts([row.sample for row in items]) if replays_experts else None,
             weight_version=weight_version,
             padding_id=padding_id,
         )
         for items in passes
     ]
+
+
+def _passes(groups: Sequence[Sequence[_Row]], max_tokens: int, n_workers: int) -> list[Sequence[_Row]]:
+    """Each group's rows of rising length, cut into passes."""
+    return [
+        rows[start:end]
+        for rows in groups
+        for start, end in _even_cuts([row.n_ids for row in rows], max_tokens, n_workers)
+    ]
+
+
+def _alike(rows: Sequence[_Row], shortest: int | None) -> list[Sequence[_Row]]:
+    """Rows that begin alike, such as an agent's apart from its sub-agents'; those that begin like no other together."""
+    if shortest is None:
+        return [rows]
+    groups: dict[Ids, list[_Row]] = {}
+    for row in rows:
+        groups.setdefault(row.sample.prompt_ids[:shortest], []).append(row)
+    several = [group for group in groups.values() if len(group) > 1]
+    alone = [group[0] for group in groups.values() if len(group) == 1]
+    return [*several, alone] if alone else [*several]
+
+
+def _n_read(passes: Sequence[Sequence[_Row]], shortest: int | None) -> int:
+    """Ids that passes read, padding included."""
+    n = 0
+    for rows in passes:
+        n_prefix = _n_shared([row.sample for row in rows], shortest)
+        n += n_prefix + len(rows) * (max(row.n_ids for row in rows) - n_prefix)
+    return n
 
 
 def _n_shared(samples: Sequence[Sample], shortest: int | None) -> int:

@@ -77,23 +77,25 @@ def _policy_turns(turns: Sequence[Turn]) -> dict[str, Turn]:
     return by_id
 
 
+def _parents(by_id: Mapping[str, Turn]) -> dict[str, Turn]:
+    """Turn id to the turn that it goes on from; those that began a trajectory are left out."""
+    said = ((turn, by_id.get(turn.extends or "")) for turn in by_id.values())
+    return {turn.id: parent for turn, parent in said if parent is not None and extends_exactly(turn, parent)}
+
+
 def _forest(by_id: Mapping[str, Turn]) -> list[_Node]:
-    reasons = _reasons(by_id)
+    parents = _parents(by_id)
+    reasons = _reasons(by_id, parents)
     nodes = {id: _Node(turn=turn, untrained=reasons.get(id, "")) for id, turn in by_id.items()}
-    roots = []
-    for node in nodes.values():
-        parent = nodes.get(node.turn.extends or "")
-        if parent is not None and extends_exactly(node.turn, parent.turn):
-            node.parent = parent
-            parent.children.append(node)
-        else:
-            roots.append(node)
-    return roots
+    for id, parent in parents.items():
+        nodes[id].parent = nodes[parent.id]
+        nodes[parent.id].children.append(nodes[id])
+    return [node for node in nodes.values() if node.parent is None]
 
 
-def _reasons(by_id: Mapping[str, Turn]) -> dict[str, str]:
+def _reasons(by_id: Mapping[str, Turn], parents: Mapping[str, Turn]) -> dict[str, str]:
     """Turn id to why its ids are not trained; turns that are trained are left out."""
-    superseded = _superseded(by_id)
+    superseded = _superseded(by_id, parents)
     reasons = {}
     for id, turn in by_id.items():
         if turn.role == "frozen":
@@ -105,23 +107,19 @@ def _reasons(by_id: Mapping[str, Turn]) -> dict[str, str]:
     return reasons
 
 
-def _superseded(by_id: Mapping[str, Turn]) -> set[str]:
+def _superseded(by_id: Mapping[str, Turn], parents: Mapping[str, Turn]) -> set[str]:
     """Ids of turns of node attempts that were retried, unless a turn that counts goes on from them."""
     last: dict[str, int] = {}
     for turn in by_id.values():
         if turn.site.task_id:
             last[turn.site.task_id] = max(last.get(turn.site.task_id, 1), turn.site.attempt)
     retried = {id for id, turn in by_id.items() if turn.site.attempt < last.get(turn.site.task_id or "", 1)}
-    for id, turn in by_id.items():
-        if id not in retried:
-            _keep_ancestors(turn, by_id, retried)
-    return retried
-
-
-def _keep_ancestors(turn: Turn, by_id: Mapping[str, Turn], retried: set[str]) -> None:
-    while (parent := by_id.get(turn.extends or "")) is not None and extends_exactly(turn, parent):
-        retried.discard(parent.id)
-        turn = parent
+    live: set[str] = set()
+    for id in by_id.keys() - retried:
+        while (parent := parents.get(id)) is not None and parent.id not in live:
+            live.add(parent.id)
+            id = parent.id
+    return retried - live
 
 
 def _order(node: _Node) -> tuple[Any, ...]:
