@@ -15,6 +15,7 @@ from typing import Any
 from agenttrain.check.roles import TrialRoles, UndeclaredModel
 from agenttrain.errors import EscapeError, GraphError
 from agenttrain.evaluation import Watcher, opened, rolled_out
+from agenttrain.graph.models import models_of, nodes_of
 from agenttrain.graph.roles import Identity
 from agenttrain.prepare import Job
 from agenttrain.protocols import EngineContext
@@ -70,6 +71,8 @@ def tried(job: Job, run: RunFolder, *, tasks: Sequence[Task], siblings: int, wat
     roles, refusals = TrialRoles(noted), list[GraphError]()
     with opened(job, run) as (store, runner, pool):
         context = EngineContext(config=config, model=str(job.model), run_dir=run.path)
+        if noted is not None and (noted.frozen or noted.auxiliary):
+            roles.see(nodes=nodes_of(runner.graph), models=models_of(runner.graph))
         with closing(job.plugins.engine(config.engine.name)(context)) as engine:
             runner.roles, runner.refusals, pool.following = roles, refusals, _stands
             engine.stats()  # it is ready when this returns

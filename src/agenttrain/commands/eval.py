@@ -84,7 +84,7 @@ def _policy_of(run: str, model: str | None) -> tuple[str | None, dict[str, Any] 
     folder = find_run(run, RUNS)
     tables, made_by = folder.read_config()
     if "life" not in made_by:
-        raise ConfigError(f"{folder.id} is an evaluation and has no policy. Name the run of a fit with --run.")
+        raise ConfigError(f"{folder.id} is no fit and has no policy. Name the run of a fit with --run.")
     if not folder.policy.is_dir():
         raise ConfigError(f"{folder.id} has no policy/ yet: the run has not ended. agenttrain fit --resume {folder.id}")
     return str(folder.policy), tables

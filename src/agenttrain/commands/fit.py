@@ -96,7 +96,7 @@ def fit_command(
 def _same_graph(graph: str | None, made_by: dict[str, object]) -> str:
     """The run's own graph; another one is refused, and so is a run that is no fit."""
     if "life" not in made_by:
-        raise ConfigError("--resume goes on with a fit, and that run is an evaluation. Make it again: agenttrain eval.")
+        raise ConfigError("--resume goes on with a fit, and that run is an evaluation or a check. Make it again.")
     own, attribute = Path(str(made_by["graph"])), made_by.get("attribute")
     if graph is not None:
         from agenttrain.graph.load import place_of
