@@ -7,17 +7,9 @@ from importlib import metadata
 from packaging.version import Version
 
 IS_OLDEST = Version(metadata.version("langgraph")) < Version("1.1")
-_TRIGGER = "langchain 1.0: SummarizationMiddleware has no trigger="
-_UNMARKED = "langchain 1.0 doesn't mark this call as its middleware's, so it is trained"
 LACKS = {
     "test_retry_policy": "langgraph 1.0 doesn't tell attempts apart: the one that is thrown away is trained too",
     "test_structured_output[ChatAnthropic-json_schema]": "langchain-anthropic 1.0 has no json_schema",
-    "test_summaries": _TRIGGER,
-    "test_another_model_is_refused_and_the_line_helps[SummarizationMiddleware]": _TRIGGER,
-    "test_tool_selection": _UNMARKED,
-    "test_another_selection": _UNMARKED,
-    "test_tool_emulation": _UNMARKED,
-    "test_another_model_is_refused_and_the_line_helps[LLMToolSelectorMiddleware]": _UNMARKED,
     "test_a_limit_of_tools": "langchain 1.0: ToolCallLimitMiddleware ends the agent",
     "test_an_answer_as_langchain_chooses[by the provider]": "langchain 1.0 knows no other model's profile: by a tool",
     "test_a_context": "langchain 1.0: ToolRuntime takes two types",

@@ -8,6 +8,7 @@ refused, and the line that the refusal gives lets the user's own model answer.
 from __future__ import annotations
 
 import importlib.metadata
+import inspect
 import json
 import re
 import sys
@@ -81,7 +82,10 @@ class Total(BaseModel):
 
 
 def summaries(model: Any) -> Any:
-    return stock("SummarizationMiddleware")(model, trigger=("messages", 4), keep=("messages", 2))
+    kind = stock("SummarizationMiddleware")
+    if "trigger" in inspect.signature(kind).parameters:
+        return kind(model, trigger=("messages", 4), keep=("messages", 2))
+    return kind(model, max_tokens_before_summary=4, messages_to_keep=2, token_counter=len)  # langchain 1.0
 
 
 def selection(model: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -236,6 +237,7 @@ PERSON_SCHEMA = {
     "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
     "required": ["name", "age"],
 }
+ADA = {"name": "Ada", "age": 36}
 SCHEMAS: dict[str, Any] = {"pydantic": Person, "TypedDict": PersonDict, "JSON schema": PERSON_SCHEMA}
 METHODS = {
     "ChatOpenAI": ("function_calling", "json_mode", "json_schema"),
@@ -250,19 +252,20 @@ def read(answer: Any) -> dict[str, Any]:
 
 
 def structured(make: Any, schema: Any, **options: Any) -> Any:
+    """A node that appends what the model gave, as JSON."""
     model = make().with_structured_output(schema, **options)
 
     def agent(state: Any) -> Any:
-        answer = model.invoke(state["messages"])
+        answer = model.invoke(state["messages"][:1])
         parsed = answer["parsed"] if options.get("include_raw") else answer
+        assert read(parsed) == ADA
         return {"messages": [("ai", json.dumps(read(parsed)))]}
 
-    return one_node(agent)
+    return agent
 
 
 def reply_for(method: str, name: str) -> str:
-    ada = {"name": "Ada", "age": 36}
-    return call(name, **ada) if method == "function_calling" else json.dumps(ada)
+    return call(name, **ADA) if method == "function_calling" else json.dumps(ADA)
 
 
 @pytest.mark.parametrize(
@@ -274,21 +277,27 @@ def reply_for(method: str, name: str) -> str:
     ],
 )
 def test_structured_output(provider: str, method: str, roll: Roll) -> None:
-    """Pydantic, TypedDict and JSON schema, and each with the raw answer beside it."""
-    for name, schema in SCHEMAS.items():
-        for options in ({}, {"include_raw": True}):
-            tool_name = "PersonDict" if name == "TypedDict" else "Person"
-            graph = structured(PROVIDERS[provider], schema, method=method, **options)
-            rolled = roll(graph, says(reply_for(method, tool_name)))
-            whole(rolled, LOOP[:1])
-            assert rolled.turns[0].missed == ""
+    """Pydantic, TypedDict and JSON schema, and each with the raw answer beside it: a node for each."""
+    builder, places = StateGraph(MessagesState), []
+    for schema in SCHEMAS:
+        for raw in (False, True):
+            places.append((f"{schema}, raw {raw}", "trained"))
+            agent = structured(PROVIDERS[provider], SCHEMAS[schema], method=method, include_raw=raw)
+            builder.add_node(places[-1][0], agent)
+    edges = [START, *(node for node, _ in places)]
+    for one, next_one in pairwise(edges):
+        builder.add_edge(one, next_one)
+    names = ["PersonDict" if node.startswith("TypedDict") else "Person" for node, _ in places]
+    rolled = roll(builder.compile(), says(*(reply_for(method, name) for name in names)))
+    whole(rolled, places)
+    assert [turn.missed for turn in rolled.turns] == [""] * 6
 
 
 @by_provider(FORMS, "{provider}, its default method")
 def test_default_method(make: Any, roll: Roll) -> None:
     """The policy answers in the form that the provider's default asks for."""
     rolled = roll(
-        structured(make, Person),
+        one_node(structured(make, Person)),
         lambda seen: reply_for("function_calling" if "Call the tool" in seen.text else "json", "Person"),
     )
     whole(rolled, LOOP[:1])
@@ -300,6 +309,6 @@ def test_default_method(make: Any, roll: Roll) -> None:
     note="trained, status policy_failure; with include_raw=True the graph goes on",
 )
 def test_unfit_answer(roll: Roll) -> None:
-    rolled = roll(structured(openai, Person, method="json_schema"), says("Ada, 36"), status="policy_failure")
+    rolled = roll(one_node(structured(openai, Person, method="json_schema")), says("Ada, 36"), status="policy_failure")
     whole(rolled, LOOP[:1])
     assert rolled.turns[0].missed == "response_format"
