@@ -328,3 +328,49 @@ def test_a_model_without_ids_for_calls_refuses_tools_and_takes_plain_conversatio
     assert opened.render(ASKS, ())
     with pytest.raises(ModelError, match="can't call tools"):
         opened.render(ASKS, TOOLS)
+
+
+# What a template can't write
+
+
+def test_a_template_that_refuses_two_calls_in_a_reply_is_taken(tmp_path: Path, make_folder: MakeFolder) -> None:
+    one = "{%- for each in messages if each.tool_calls and each.tool_calls | length > 1 -%}"
+    opened = open_renderer(
+        str(make_folder(tmp_path, template=f"{one}{{{{ raise_exception('one call') }}}}{{%- endfor -%}}{HERMES}"))
+    )
+    assert opened.render([*ASKS, called({"id": "A41"}), RESULT], TOOLS)
+    with pytest.raises(Exception, match="one call"):
+        opened.render([*ASKS, called({"id": "A41"}, {"id": "B7"})], TOOLS)
+
+
+JSON_CALLS = """\
+{%- for message in messages -%}
+{{- '<|im_start|>' + message.role + '\n' + message.content -}}
+{%- if message.tool_calls -%}
+{%- set call = message.tool_calls[0].function -%}
+{{- '{"name": "' + call.name + '", "parameters": ' + call.arguments | tojson + '}' -}}
+{%- endif -%}
+{{- '\n' + (tools | tojson) if tools and loop.first -}}
+{{- '<|im_end|>\n' -}}
+{%- endfor -%}
+{{- '<|im_start|>assistant\n' if add_generation_prompt -}}
+"""
+
+
+def test_calls_that_are_whole_replies_are_read(tmp_path: Path, make_folder: MakeFolder, encode: Encode) -> None:
+    """Where the template writes them so, tools were given and the reply has ended."""
+    opened = open_renderer(str(make_folder(tmp_path, template=JSON_CALLS, marks=[])))
+    assert (opened.family, opened.supports_tools) == ("default", True)
+    said = opened.encode('{"name": "look_up", "parameters": {"id": "A41"}}<|im_end|>')
+    assert read(opened, said) == ("", [("look_up", {"id": "A41"})], [])
+    assert opened.parse(said, ()).tool_calls == opened.parse(said[:-1], TOOLS).tool_calls == ()
+
+
+@pytest.mark.parametrize(("thinks", "goes_on"), [("", True), ("<think>\nHm.\n</think>\n\n", False)])
+def test_a_family_that_follows_the_templates_history_begins_anew_only_where_something_was_thought(
+    qwen_folder: Path, encode: Encode, thinks: str, goes_on: bool
+) -> None:
+    opened = open_renderer(str(qwen_folder), family="qwen3", history="template")
+    prompt, sampled = opened.render(ASKS, TOOLS), encode(f"{thinks}In row four.<|im_end|>")
+    extended = opened.extend(prompt, sampled, [{"role": "user", "content": "Sure?"}], TOOLS)
+    assert (extended is not None) == goes_on

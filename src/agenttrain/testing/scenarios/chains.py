@@ -54,6 +54,7 @@ class ChainScenarios(ScenarioBase):
         tools, messages = self.tools(world), self.questions(world)
         world.speaker.lines.append(said)
         reply = recorder.answer(asks(messages, site("t1"), tools=tools))
+        assert len(reply.tool_calls) == (len(texts) or 1), f"of {reply} the calls were not all read"
         back = handed_back(reply)
         messages = (*messages, back, *results(back, *texts))
         world.speaker.lines.append(world.ids(then))
