@@ -1,10 +1,15 @@
 #!/usr/bin/env bash
-# Everything that guards a change, as CI runs it: format, lint, layers, types, tests, whole training runs, and the
-# integrations against their real upstreams.
+# Everything that guards a change, as CI runs it: format, lint, layers, types, tests (the support matrix and the tokenizers
+# of real models among them), whole training runs, and the integrations against their real upstreams.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/environment.sh
 make_environment .venv-test "[dev]" agenttrain-sglang "agenttrain-verl[verl,sglang]"
+if scripts/tokenizers.sh; then
+  export AGENTTRAIN_REQUIRE_TOKENIZERS=1
+else
+  echo "The real tokenizers can't be brought: the tests that need them are skipped, and say so." >&2
+fi
 set -x
 ruff format --check .
 ruff check .
