@@ -18,9 +18,11 @@ PINS
 
 fail() { echo "tokenizers.sh: $*" >&2; exit 1; }
 
+sha256() { if command -v sha256sum >/dev/null; then sha256sum "$@"; else shasum -a 256 "$@"; fi; }
+
 is_whole() { # folder, sha256 of tokenizer.json, sha256 of tokenizer_config.json
   [ -f "$1/tokenizer.json" ] && [ -f "$1/tokenizer_config.json" ] &&
-    printf '%s  %s\n' "$2" "$1/tokenizer.json" "$3" "$1/tokenizer_config.json" | sha256sum --check --status
+    printf '%s  %s\n' "$2" "$1/tokenizer.json" "$3" "$1/tokenizer_config.json" | sha256 --check --status
 }
 
 need_npm() {
