@@ -9,6 +9,8 @@ import pytest
 from agenttrain.check.reward_findings import Spread, reward_findings, spread_of
 from agenttrain.check.trial import Trial, trial_tasks
 from agenttrain.check.trial_findings import commonest_cause, respelling_notes, trial_findings
+from agenttrain.check.verdict import Cost, cost_of
+from agenttrain.config import resolve
 from agenttrain.errors import GraphError, RoleError
 from agenttrain.records import (
     CallSite,
@@ -185,11 +187,12 @@ def test_allowed_escapes_are_a_warning() -> None:
 
 
 def test_what_would_end_a_fit_is_told_once_with_its_count() -> None:
-    refusals = (GraphError("an image"), GraphError("an image"), RoleError("frozen=[p] raised"))
-    found = told(*[failed("GraphError: an image")] * 3, refusals=refusals)
-    assert [each[:3] for each in found] == [
-        ("error", "unanswerable_call", "2 rollouts"),
-        ("error", "selector_raises", "1 rollout"),
+    texts = ("an image", "an image", "setup=world yielded 1")
+    refusals = (*map(GraphError, texts), RoleError("frozen=[p] raised"))
+    assert told(*[failed("GraphError: an image")] * 4, refusals=refusals) == [
+        ("error", "unanswerable_call", "graph.py:graph", "an image (2 rollouts of 4)"),
+        ("error", "function_refused", "setup=", "setup=world yielded 1 (1 rollout of 4)"),
+        ("error", "selector_raises", "graph.py:graph", "frozen=[p] raised (1 rollout of 4)"),
     ]
 
 
@@ -269,3 +272,16 @@ def test_the_tasks_of_a_trial_come_from_all_over_the_file() -> None:
     tasks = [Task(id=str(i), input={}) for i in range(10)]
     assert [task.id for task in trial_tasks(tasks, 4)] == ["0", "2", "5", "7"]
     assert len(trial_tasks(tasks[:2], 4)) == 2
+
+
+def test_what_a_fit_would_cost() -> None:
+    """16 rollouts of 3 s in 4 s; 10 steps of 16 rollouts, 2 x 20 evaluated, 16 at once. Without a token, nothing."""
+    config = resolve(("test", {"trainer": {"steps": 10, "tasks_per_step": 4, "group_size": 4}}))
+    made = [result(n_sampled_ids=10, started_at=5.0, ended_at=8.0) for _ in range(16)]
+    assert cost_of(trial(*made, wall_s=4.0), config, n_held_out=20) == Cost(
+        rollouts=200,
+        tokens=2000,
+        minutes_low=round((200 + 0.6 * 160) * 3 / 16 / 60, 2),
+        minutes_high=round((200 + 0.6 * 160) * 0.25 / 60, 2),
+    )
+    assert cost_of(trial(result()), config, n_held_out=20) is None

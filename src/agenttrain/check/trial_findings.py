@@ -17,6 +17,8 @@ WASTEFUL = ("history_rewritten", "tools_changed", "instruction_changed", "thinki
 """Causes of a prefix break that a graph, a template or renderer.history could do without."""
 REFUSED = ("EscapeError:", "GraphError:", "RoleError:")
 """How the cause of a rollout begins that ended on what other findings tell."""
+OWN_FUNCTIONS = ("setup=", "on_interrupt=")
+"""How the word on a user's function begins that gave what no rollout can take."""
 _PLACE = re.compile(r"(?P<model>.*?) was called (?P<nodes>.*?)on thread '.*?'(?P<line>.*)")
 _NAMED = re.compile(r"'([^']*)'")
 
@@ -28,7 +30,7 @@ def trial_findings(trial: Trial, graph: str, *, waits: str) -> list[Finding]:
         graph: its name, for what can't be placed closer.
         waits: where it may wait for a human.
     """
-    found = [*_escapes(trial), *_refusals(trial), *_unmatched(trial)]
+    found = [*_escapes(trial), *_refusals(trial, graph), *_unmatched(trial)]
     is_whole = not any(finding.severity == "error" for finding in found)
     results = trial.results
     found += [*_interrupts(results, waits or graph), *_verifier_errors(results)]
@@ -67,10 +69,12 @@ def _escapes(trial: Trial) -> Iterator[Finding]:
         yield told("escape", f"node {' or '.join(nodes)}" if nodes else key, text)
 
 
-def _refusals(trial: Trial) -> Iterator[Finding]:
+def _refusals(trial: Trial, graph: str) -> Iterator[Finding]:
+    """One finding a text, with the number of rollouts that ended on it."""
     for (kind, text), n in Counter((type(each), str(each)) for each in trial.refusals).items():
-        code = "selector_raises" if issubclass(kind, RoleError) else "unanswerable_call"
-        yield error(code, _counted(n, "rollout"), text)
+        own = next((name for name in OWN_FUNCTIONS if text.startswith(name)), None)
+        code = "function_refused" if own else "selector_raises" if issubclass(kind, RoleError) else "unanswerable_call"
+        yield error(code, own or graph, f"{text} ({_counted(n, 'rollout')} of {len(trial.results)})")
 
 
 def _unmatched(trial: Trial) -> Iterator[Finding]:

@@ -49,7 +49,7 @@ class Verdict:
     memory: dict[str, Any] | None
     """As `fit --dry-run` tells it. None: it is not known."""
     cost: Cost | None
-    """None: no rollout was made."""
+    """None: nothing was sampled."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -89,17 +89,22 @@ def verdict_of(prepared: Prepared, trial: Trial | None, findings: Sequence[Findi
     )
 
 
-def cost_of(trial: Trial, config: Config, *, n_held_out: int) -> Cost:
+def cost_of(trial: Trial, config: Config, *, n_held_out: int) -> Cost | None:
     """The trial's seconds and tokens a rollout, times the rollouts of a fit; and its updates.
 
-    Example: 16 rollouts in 4 s, each of 3 s; 10 steps of 16 and 2 x 20 evaluated, 20 at once -> 200 rollouts; at most
-    200 x 0.25 s and updates of 160 x 0.25 x 0.6 s, at least 10 waves of 3 s and updates of 8 x 3 x 0.6 s
+    Example: 16 rollouts in 4 s, each of 3 s; 10 steps of 16 and 2 x 20 evaluated -> 200 rollouts and updates as of 96
+    more, at best 16 at once in 3 s, at worst each in 0.25 s: 0.93 to 1.23 minutes
+
+    Returns:
+        None where the policy sampled nothing.
     """
     n_trained = config.trainer.steps * config.trainer.tasks_per_step * config.trainer.group_size
     n = n_trained + 2 * n_held_out * config.eval.repeats
     at_once = min(config.engine.concurrency, config.trainer.tasks_per_step * config.trainer.group_size)
     made = len(trial.results)
     sampled = sum(result.rollout.n_sampled_ids for result in trial.results)
+    if not sampled:
+        return None
     lasted = sum(result.rollout.ended_at - result.rollout.started_at for result in trial.results) / made
     minutes = sorted((n + UPDATE_SHARE * n_trained) * each / 60 for each in (lasted / at_once, trial.wall_s / made))
     return Cost(

@@ -129,4 +129,4 @@ def _next(found: Checked, folder: RunFolder, graph: str) -> str:
     looked = f"agenttrain inspect {folder.id}    the rollouts of this check, token by token"
     if found.verdict.ready:
         return f"{looked}\nagenttrain fit {graph}"
-    return looked if found.calls else f"report: {folder.path / 'report.md'}"
+    return looked if found.trial is not None else f"report: {folder.path / 'report.md'}"
