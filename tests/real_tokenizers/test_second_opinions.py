@@ -202,3 +202,55 @@ def test_a_reply_is_read_back_as_it_was_written(case: Case, renderer: Renderer) 
         assert parsed.invalid_tool_calls == ()
         if not (functions and case.template == "llama3_1"):  # its template writes no text beside a call
             assert parsed.text.strip() == place.reply["content"].strip()
+
+
+# Each disagreement as one case
+
+SURE = {"role": "user", "content": "Sure?"}
+
+
+def test_qwen_joins_a_line_break_that_was_sampled_apart(
+    real_folder: Callable[..., Any], opened: Callable[..., Renderer]
+) -> None:
+    """Rendered whole, the header's line break and the reply's are one id; the policy saw one and sampled the other."""
+    renderer = opened(str(real_folder("qwen3")), family="default", history="keep")
+    asked = ({"role": "user", "content": "Where?"},)
+    prompt, sampled = renderer.render(asked, ()), renderer.encode("\nHere.<|im_end|>")
+    whole = renderer.render((*asked, {"role": "assistant", "content": "\nHere."}, SURE), ())
+    at = len(prompt) - 1
+    assert [renderer.decode(ids) for ids in (prompt[at:], sampled[:1], whole[at : at + 1])] == ["\n", "\n", "\n\n"]
+    ours = renderer.extend(prompt, sampled, [SURE], ())
+    assert ours is not None
+    assert ours[: len(prompt) + len(sampled)] == prompt + sampled
+    assert (renderer.decode(ours), len(ours)) == (renderer.decode(whole), len(whole) + 1)
+
+
+def test_miles_writes_the_tools_of_a_first_question_before_the_next(
+    real_folder: Callable[..., Any], opened: Callable[..., Renderer]
+) -> None:
+    miles = pytest.importorskip("miles_tito_tokenizers")
+    renderer = opened(str(real_folder("llama3_1", template="llama3_1")), family=None, history="keep")
+    tito = miles.get_tito_tokenizer(tokenizer_of(renderer), "default", allowed_append_roles=["user"])
+    tool = {"type": "function", "function": {"name": "add", "description": "Add.", "parameters": {"type": "object"}}}
+    before = [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": "Here."}]
+    prompt, sampled = renderer.render(before[:1], [tool]), renderer.encode("Here.<|eot_id|>")
+    theirs = renderer.decode(tito.merge_tokens(before, [*before, SURE], [*prompt, *sampled], [tool]))
+    ours = renderer.decode(renderer.extend(prompt, sampled, [SURE], [tool]) or ())
+    assert [text.count('"name": "add"') for text in (ours, theirs)] == [1, 2]
+    assert ours == renderer.decode(renderer.render([*before, SURE], [tool]))
+
+
+def test_miles_and_verl_ask_two_questions_in_a_row_of_gemma(
+    real_folder: Callable[..., Any], opened: Callable[..., Renderer]
+) -> None:
+    """Both put a message of their own before the new one; Gemma 3's template takes that for the question."""
+    miles = pytest.importorskip("miles_tito_tokenizers")
+    renderer = opened(str(real_folder("gemma3")), family=None, history="keep")
+    tito = miles.get_tito_tokenizer(tokenizer_of(renderer), "default", allowed_append_roles=["user"])
+    before = [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": "Here."}]
+    prompt, sampled = renderer.render(before[:1], ()), renderer.encode("Here.<end_of_turn>")
+    ours = renderer.decode(renderer.extend(prompt, sampled, [SURE], ()) or ())
+    theirs = renderer.decode(tito.merge_tokens(before, [*before, SURE], [*prompt, *sampled], None))
+    end = "<start_of_turn>user\nSure?<end_of_turn>\n<start_of_turn>model\n"
+    assert ours.endswith(f"Here.<end_of_turn>\n{end}")
+    assert theirs.endswith(f"Here.<end_of_turn>{end.replace('Sure?', 'dummy system' + chr(10) * 2 + 'Sure?')}")
