@@ -65,7 +65,7 @@ class FaultScenarios(ScenarioBase):
 
         thread = threading.Thread(target=ask)
         thread.start()
-        while not world.speaker.waiting:
+        while not world.speaker.waiting and thread.is_alive():
             time.sleep(0.001)
         recorder.close()
         ((future, answer),) = world.speaker.waiting
