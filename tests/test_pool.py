@@ -417,3 +417,12 @@ def test_a_run_that_is_cut_off_comes_to_its_end(n_requests: int, concurrency: in
                 pool.run(None, [request_of(place) for place in range(n_requests)])
         (result,) = pool.run(None, [request_of(99)])
     assert result.rollout.id == "train-1-t99-0-0"
+
+
+def test_who_looks_at_first_attempts_has_none_made_again() -> None:
+    """What is made again is for the one who opens the pool to say."""
+    runner = FakeRunner(lambda request: "environment_failure")
+    with opened(runner) as pool:
+        pool.following = lambda request, status: None
+        (result,) = pool.run(None, [request_of(0)])
+    assert (len(runner.began), result.rollout.attempt) == (1, 0)

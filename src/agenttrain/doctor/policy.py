@@ -11,7 +11,7 @@ from agenttrain.capture.probe import CONVERSATIONS, Conversation
 from agenttrain.capture.render import open_renderer
 from agenttrain.config import Config
 from agenttrain.doctor.finding import Finding
-from agenttrain.errors import AgenttrainError
+from agenttrain.errors import AgenttrainError, ModelError
 from agenttrain.prepare import Job, model_folder, n_parameters, prepare
 from agenttrain.protocols import Renderer
 
@@ -119,8 +119,9 @@ def _facts(folder: Path, renderer: Renderer) -> dict[str, Any]:
 
 
 def _refused(where: str, error: AgenttrainError) -> Finding:
-    """An error that would end a command before it starts; its class names the code."""
-    name = type(error).__name__.removesuffix("Error").lower()
+    """An error that would end a command before it starts; its class names the code, that of any policy alike."""
+    kind = ModelError if isinstance(error, ModelError) else type(error)
+    name = kind.__name__.removesuffix("Error").lower()
     return Finding(
         code=f"{name}_refused",
         severity="error",
