@@ -254,7 +254,7 @@ ELSEWHERE = (
         for name in (*names.SPANS["agenttrain.generate"].always, *names.SPANS["agenttrain.generate"].sometimes)
     }
     | {(kind, names.ERROR_TYPE) for kind, known in names.SPANS.items() if names.ERROR_TYPE in known.sometimes}
-    | {("chat", names.EXTENDS), ("chat", names.MISSED)}
+    | {("chat", names.EXTENDS), ("chat", names.MISSED), ("chat", names.RESPELLED)}
 )
 """What these runs don't emit: the engine's process has a test below, failures and the rest in their parts' tests."""
 

@@ -65,7 +65,7 @@ def test_one_object_and_a_run_that_inspect_opens(desk: Any, command: Any) -> Non
         "n_tokens": sum(rollout.n_sampled_ids for rollout in desk.store.rollouts()),
     }
     listed = command("inspect", desk.run.id, "--json").json["rollouts"]
-    assert [row["id"] for row in listed] == [f"check-0-task-{task}-{i}-0" for task in (0, 2) for i in range(3)]
+    assert {row["id"] for row in listed} == {f"check-0-task-{task}-{i}-0" for task in (0, 2) for i in range(3)}
     assert "measured for a check, and never trained" in command("inspect", desk.run.id, "check-0-task-0-0-0").out
     assert done.err.startswith(f"run {desk.run.id}\ncheck: 6 rollouts")
 
