@@ -7,6 +7,7 @@ import contextvars
 import threading
 from typing import Any
 
+import pytest
 from langgraph.cache.memory import InMemoryCache
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
@@ -34,6 +35,29 @@ def test_outside_of_a_rollout_nothing_changes() -> None:
         cache.set({(("n",), "k"): ("v", None)})
         assert cache.get([(("n",), "k")]) == {(("n",), "k"): "v"}
     assert store.get(("a",), "k").value == {"x": 1}  # type: ignore[union-attr]
+
+
+def test_a_rollout_clears_no_cache_of_the_user() -> None:
+    cache = InMemoryCache[Any]()
+    cache.set({(("n",), "k"): ("v", None)})
+    with open_isolation(), isolated():
+        assert cache.get([(("n",), "k")]) == {}
+        cache.clear()
+        asyncio.run(cache.aclear([("n",)]))
+    assert cache.get([(("n",), "k")]) == {(("n",), "k"): "v"}
+
+
+def test_an_opening_that_fails_halfway_changes_no_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later LangGraph may have no such method; what was changed before it is missed is put back."""
+    clear = InMemoryCache.clear
+    monkeypatch.delattr(InMemoryCache, "clear")
+    before = held_by_classes()
+    with pytest.raises(KeyError, match="clear"), open_isolation():
+        pass
+    assert held_by_classes() == before
+    monkeypatch.setattr(InMemoryCache, "clear", clear, raising=False)
+    with open_isolation():
+        assert held_by_classes() != before
 
 
 def test_a_copy_begins_as_the_store_stands_at_its_first_use() -> None:

@@ -54,9 +54,9 @@ def open_isolation() -> Iterator[None]:
     """Let `isolated` work in a block; nested and concurrent openings share it."""
     global _n_open
     with _lock:
-        _n_open += 1
-        if _n_open == 1:
+        if _n_open == 0:
             _install()
+        _n_open += 1
     try:
         yield
     finally:
@@ -77,13 +77,19 @@ def isolated() -> Iterator[None]:
 
 
 def _install() -> None:
-    _replace(InMemoryStore, "batch", _batch)
-    _replace(InMemoryStore, "abatch", _abatch)
-    for name, function in list(vars(InMemorySaver).items()):
-        if _reads_or_writes(name, function):
-            _replace(InMemorySaver, name, _of_own_saver)
-    _replace(InMemoryCache, "get", _nothing)
-    _replace(InMemoryCache, "set", _nowhere)
+    """Change the classes, or none of them."""
+    try:
+        _replace(InMemoryStore, "batch", _batch)
+        _replace(InMemoryStore, "abatch", _abatch)
+        for name, function in list(vars(InMemorySaver).items()):
+            if _reads_or_writes(name, function):
+                _replace(InMemorySaver, name, _of_own_saver)
+        _replace(InMemoryCache, "get", _nothing)
+        _replace(InMemoryCache, "set", _nowhere)
+        _replace(InMemoryCache, "clear", _nowhere)
+    except BaseException:
+        _uninstall()
+        raise
 
 
 def _uninstall() -> None:
@@ -168,8 +174,8 @@ def _nothing(original: Any) -> Any:
 
 
 def _nowhere(original: Any) -> Any:
-    def set(self: Any, keys: Any) -> None:
+    def change(self: Any, *args: Any, **kwargs: Any) -> None:
         if _own.get() is None:
-            original(self, keys)
+            original(self, *args, **kwargs)
 
-    return set
+    return change
