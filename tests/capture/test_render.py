@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
 
-from agenttrain.capture.render import open_renderer
+from agenttrain.capture.model_folder import load_tokenizer
+from agenttrain.capture.render import FamilyRenderer, open_renderer
 from agenttrain.errors import ModelError
 from agenttrain.protocols import Renderer
 from agenttrain.records import Ids, InvalidCall, ParsedCall
@@ -374,3 +376,24 @@ def test_a_family_that_follows_the_templates_history_begins_anew_only_where_some
     prompt, sampled = opened.render(ASKS, TOOLS), encode(f"{thinks}In row four.<|im_end|>")
     extended = opened.extend(prompt, sampled, [{"role": "user", "content": "Sure?"}], TOOLS)
     assert (extended is not None) == goes_on
+
+
+def test_thinking_is_known_by_what_the_family_reads_and_not_by_one_spelling(folder: Path, encode: Encode) -> None:
+    """gpt-oss and gemma4 write no `</think>`."""
+
+    class Library:
+        def parse_response(self, ids: list[int], **more: Any) -> SimpleNamespace:
+            return SimpleNamespace(content="A lamp.", reasoning_content="Hm.", tool_calls=[])
+
+        def bridge_to_next_turn(self, prompt: list[int], said: list[int], new: Any, **more: Any) -> SimpleNamespace:
+            return SimpleNamespace(token_ids=[*prompt, *said, 7])
+
+    tokenizer, stop = load_tokenizer(folder), encode("<|im_end|>")
+    sampled = encode("<|channel>thought Hm.<channel|>A lamp.<|im_end|>")
+    about = {"family": "gemma4", "stop_ids": stop, "hashes": ""}
+    keeps = FamilyRenderer(tokenizer, Library(), Library(), history="keep", **about)
+    follows = FamilyRenderer(tokenizer, Library(), Library(), history="template", **about)
+    asks = [{"role": "user", "content": "Sure?"}]
+    assert keeps.extend((1, 2), sampled, asks, ()) == (1, 2, *sampled, 7)
+    assert follows.extend((1, 2), sampled, asks, ()) is None
+    assert follows.extend((1, 2), sampled, [RESULT], ()) == (1, 2, *sampled, 7)

@@ -167,7 +167,11 @@ class _Reader:
     def drops_thinking(self, response_ids: Ids, new_messages: Sequence[Message]) -> bool:
         """Whether the history asked for is the template's, which drops this reply's thinking now that a user speaks."""
         speaks = any(message["role"] == "user" for message in new_messages)
-        return self._history == "template" and speaks and "</think>" in self.decode(response_ids)
+        return self._history == "template" and speaks and self._thought(response_ids)
+
+    def _thought(self, response_ids: Ids) -> bool:
+        """Whether a reply holds thinking; an empty `<think></think>` counts, since templates drop that too."""
+        return "</think>" in self.decode(response_ids) or self.parse(response_ids, ()).reasoning is not None
 
 
 class FamilyRenderer(_Reader):
