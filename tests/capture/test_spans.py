@@ -101,6 +101,20 @@ def test_a_call_that_goes_on_names_the_turn_it_extends(opened: Open, exporter: I
     assert (told(extended)[names.EXTENDS], names.BREAK_CAUSE in told(extended)) == (recorder.turns[0].id, False)
 
 
+def test_how_the_template_would_write_the_reply_before_is_told(
+    opened: Open, said: Said, exporter: InMemorySpanExporter
+) -> None:
+    """On the span of the call that goes on from it."""
+    said.answer = " spaced answer<|im_end|>"
+    recorder = opened()
+    first = recorder.answer(call())
+    spoken = {"role": "assistant", "content": first.text.strip()}
+    recorder.answer(call(*ASKS, spoken, {"role": "user", "content": "And now?"}))
+    begun, extended = exporter.get_finished_spans()
+    assert names.RESPELLED not in told(begun)
+    assert told(extended)[names.RESPELLED] == recorder.turns[1].respelled == ("text_respelled",)
+
+
 def test_what_a_reply_lacks_is_told(opened: Open, exporter: InMemorySpanExporter) -> None:
     """A call was asked for, and the policy just spoke."""
     opened().answer(call(tools=(LOOK_UP,), tool_choice="required"))
