@@ -8,6 +8,7 @@ they disagree on.
 from __future__ import annotations
 
 import json
+import os
 import random
 import warnings
 from collections import Counter
@@ -21,7 +22,7 @@ from agenttrain.protocols import Renderer
 from agenttrain.records import Ids
 from agenttrain.testing.conversations import Continuation, continuations, random_conversation
 
-N_CONVERSATIONS = 100
+N_CONVERSATIONS = int(os.environ.get("AGENTTRAIN_CONVERSATIONS", "40"))
 pytestmark = pytest.mark.slow
 
 

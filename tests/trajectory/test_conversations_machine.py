@@ -594,7 +594,7 @@ def test_every_token_has_one_place_in_random_conversations() -> None:
     assert len(N_STEPS) == 14
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ten_thousand_steps_without_a_broken_invariant() -> None:
     assert played(examples=250, steps=50) >= 10_000
     assert min(N_STEPS.values()) >= 100
