@@ -88,7 +88,9 @@ class CallSite:
     path: str = ""
     """langgraph_path as text; tells Send siblings apart, the same in every run."""
     attempt: int = 1
-    """node_attempt from 1; more than 1 is a retry."""
+    """Of the node from 1; more than 1 is a retry."""
+    attempts: tuple[int, ...] = ()
+    """Of each part of checkpoint_ns, from 1: a node around the call may have been tried again too. Empty: none was."""
     tags: tuple[str, ...] = ()
     source: str | None = None
     """lc_source of LangChain's own middleware, such as "summarization"."""
@@ -102,6 +104,21 @@ class CallSite:
     def model_identity(self) -> tuple[str, str, str]:
         """Class, name and address: equal for one model whatever its settings."""
         return (self.model_class, self.model_name, self.base_url)
+
+    @property
+    def executions(self) -> dict[str, int]:
+        """LangGraph's task id to its attempt: of the node, and of each one around it.
+
+        Example: checkpoint_ns "team:a1|model:b2", attempts (2, 1) -> {"a1": 2, "b2": 1}
+        """
+        ids = [part.partition(":")[2] for part in self.checkpoint_ns.split("|")]
+        by_id = {id: attempt for id, attempt in zip(ids, self.attempts or (1,) * len(ids), strict=True) if id}
+        return by_id | ({self.task_id: self.attempt} if self.task_id else {})
+
+    def retries(self, earlier: CallSite) -> bool:
+        """Whether the earlier call was made in an attempt that this one's, of the same node execution, came after."""
+        before = earlier.executions
+        return any(before.get(id, attempt) < attempt for id, attempt in self.executions.items())
 
     @property
     def nodes(self) -> tuple[str, ...]:

@@ -49,7 +49,8 @@ def turn(id: str = "a", rollout_id: str = "r", **more: Any) -> Turn:
     return Turn(
         **{
             "id": id, "rollout_id": rollout_id, "index": 0, "role": "trained", "role_reason": "default",
-            "site": CallSite(node="agent", tags=("x", "y")), "prompt_ids": (1, 2), "response_ids": (3,),
+            "site": CallSite(node="agent", tags=("x", "y"), checkpoint_ns="a:1|agent:2", attempts=(2, 1)),
+            "prompt_ids": (1, 2), "response_ids": (3,),
             "response_logprobs": (-0.1,), "weight_versions": (0,), "break_cause": "first_turn",
             "sampling": Sampling(temperature=1.0, max_tokens=9, seed=2**63 - 1, stop_ids=(2,)),
         }

@@ -8,7 +8,6 @@ from packaging.version import Version
 
 IS_OLDEST = Version(metadata.version("langgraph")) < Version("1.1")
 LACKS = {
-    "test_retry_policy": "langgraph 1.0 doesn't tell attempts apart: the one that is thrown away is trained too",
     "test_structured_output[ChatAnthropic-json_schema]": "langchain-anthropic 1.0 has no json_schema",
     "test_a_limit_of_tools": "langchain 1.0: ToolCallLimitMiddleware ends the agent",
     "test_an_answer_as_langchain_chooses[by the provider]": "langchain 1.0 knows no other model's profile: by a tool",

@@ -255,6 +255,24 @@ def test_what_a_retry_threw_away_is_kept_and_not_trained() -> None:
     assert thrown.spans[0].reason == "dropped: superseded by a retry"
 
 
+def test_what_was_said_within_a_node_that_was_retried_is_not_trained() -> None:
+    """A sub-agent's own node was tried once each time; the node that called it raised."""
+    within = CallSite(node="n", task_id="t", checkpoint_ns="team:a|n:t")
+    after = CallSite(node="n", task_id="u", checkpoint_ns="team:a|1|n:u", attempts=(2, 1, 1))
+    beside = CallSite(node="n", task_id="v", checkpoint_ns="other:b|n:v")
+    kept, other, thrown = trajectories(
+        [
+            turn("a", [1], [2], break_cause="first_turn", site=within),
+            turn("b", [1], [3], break_cause="retry", site=after),
+            turn("c", [1], [4], break_cause="parallel_sibling", site=beside),
+        ]
+    )
+    assert sorted([kept.response_ids, other.response_ids]) == [(3,), (4,)]
+    assert (kept.response_mask, other.response_mask) == ((1,), (1,))
+    assert (thrown.response_ids, thrown.response_mask) == ((2,), (0,))
+    assert thrown.spans[0].reason == "dropped: superseded by a retry"
+
+
 def test_parallel_siblings_with_equal_prompts_are_both_trained() -> None:
     left = turn("a", [1], [2], break_cause="first_turn", site=CallSite(node="n", task_id="l", path="0"))
     right = turn("b", [1], [2], break_cause="parallel_sibling", site=CallSite(node="n", task_id="r", path="1"))

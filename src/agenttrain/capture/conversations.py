@@ -116,7 +116,7 @@ class Conversations:
         if prompt.n_known and (known := self._turns.get(prompt.digests[prompt.n_known - 1])):
             return _changed(known, prompt) if prompt.known is not None else "template"
         if prompt.digest in self._begun:
-            return "retry" if _retries(site, self._begun[prompt.digest]) else "parallel_sibling"
+            return "retry" if any(map(site.retries, self._begun[prompt.digest])) else "parallel_sibling"
         return "history_rewritten" if self._rewritten(prompt, site) else "other_conversation"
 
     def answered(
@@ -155,12 +155,6 @@ def _changed(known: Sequence[tuple[Turn, Prompt]], prompt: Prompt) -> BreakCause
 def _place(site: CallSite) -> _Place:
     """A node in one execution of the graph around it; what middleware asks there for its own ends is apart."""
     return site.node, site.source, site.checkpoint_ns.rpartition("|")[0]
-
-
-def _retries(site: CallSite, earlier: Sequence[CallSite]) -> bool:
-    return site.task_id is not None and any(
-        each.task_id == site.task_id and each.attempt < site.attempt for each in earlier
-    )
 
 
 def _n_shared(mine: Sequence[str], others: Sequence[str]) -> int:

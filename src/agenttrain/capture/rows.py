@@ -164,7 +164,8 @@ def _plain(value: Any) -> Any:
 
 def turn_of(row: Sequence[Any]) -> Turn:
     body = json.loads(row[2])
-    body["site"] = CallSite(**{**body["site"], "tags": tuple(body["site"]["tags"])})
+    tuples = {name: tuple(body["site"].get(name, ())) for name in ("tags", "attempts")}  # before version 4 no attempts
+    body["site"] = CallSite(**{**body["site"], **tuples})
     if body["sampling"] is not None:
         body["sampling"] = Sampling(**{**body["sampling"], "stop_ids": tuple(body["sampling"]["stop_ids"])})
     body["respelled"] = tuple(body.get("respelled", ()))  # before version 4 there is none

@@ -132,7 +132,7 @@ class RoleBook:
         return named and any(rule.matches(site) for site in self._standing)
 
     def _note(self, site: CallSite) -> None:
-        self._nodes.update(_nodes(site))
+        self._nodes.update(site.nodes)
         self._tags.update(tag for tag in site.tags if not tag.startswith(SEQUENCE_TAG))
         self._models.add(model_label(site.model_identity))
         if site.source:
@@ -242,7 +242,7 @@ def detected_use(site: CallSite) -> str | None:
     """Why a call serves LangChain's own middleware and not the agent, or None."""
     if site.source:
         return f"LangChain says this call is for {site.source}"
-    stock = next((node for node in _nodes(site) if node.partition(".")[0] in STOCK_MIDDLEWARE), None)
+    stock = next((node for node in site.nodes if node.partition(".")[0] in STOCK_MIDDLEWARE), None)
     return f"made by {stock}" if stock else None
 
 
@@ -281,7 +281,8 @@ def _guarded(predicate: Callable[[CallSite], bool], keyword: str) -> Callable[[C
 
 
 def _by_node(site: CallSite, name: str) -> bool:
-    return name in _nodes(site)
+    """A subgraph's node selects all calls within."""
+    return name in site.nodes
 
 
 def _by_tag(site: CallSite, name: str) -> bool:
@@ -294,12 +295,6 @@ def _by_model(site: CallSite, name: str) -> bool:
 
 def _by_source(site: CallSite, name: str) -> bool:
     return name == site.source
-
-
-def _nodes(site: CallSite) -> list[str]:
-    """The node and every node around it, innermost first: a subgraph's node selects all calls within."""
-    around = [part.partition(":")[0] for part in reversed(site.checkpoint_ns.split("|")) if part]
-    return around if site.node is None or site.node in around else [site.node, *around]
 
 
 def _keyword(role: Role) -> str:

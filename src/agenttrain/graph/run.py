@@ -23,6 +23,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.errors import GraphRecursionError
 from langgraph.types import Command, Interrupt
 
+from agenttrain.graph.attempts import counted_attempts
 from agenttrain.graph.intercept import outside_rollouts, use_route
 from agenttrain.graph.runnable import RunnableGraph
 from agenttrain.protocols import Route
@@ -125,7 +126,6 @@ def run_graph(
             or running on another thread. None: one is made.
     """
     config: RunnableConfig = {
-        "callbacks": list(callbacks),
         "recursion_limit": recursion_limit,
         "configurable": {**_NO_CACHE, **(configurable or {}), "thread_id": thread_id},
     }
@@ -135,7 +135,11 @@ def run_graph(
         graph, options["durability"] = runnable.with_checkpoints(), "exit"
     last = _LastState()
     try:
-        with rollout_loop() if runnable.async_only and loop is None else nullcontext(loop) as loop:
+        with (
+            counted_attempts() as attempts,
+            rollout_loop() if runnable.async_only and loop is None else nullcontext(loop) as loop,
+        ):
+            config["callbacks"] = [*callbacks, attempts]
             while True:
                 with use_route(route) if route is not None else outside_rollouts():
                     _stream(graph, runnable.async_only, loop, input, config, options, last)

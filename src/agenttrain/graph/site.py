@@ -13,13 +13,14 @@ from typing import Any
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables.config import var_child_runnable_config
 
+from agenttrain.graph.attempts import attempts_at
 from agenttrain.records import CallSite
 
 EMULATION = "You are emulating a tool call for testing purposes.\n\nTool: "
 """How langchain's LLMToolEmulator begins its one message, 1.0 to 1.5."""
 
 _TASK_ID = "__pregel_task_id"
-"""Where langgraph before 1.1.3 tells a node's task; it has no execution_info yet, and tells no attempt at all."""
+"""Where langgraph before 1.1.3 tells a node's task; it has no execution_info yet."""
 
 
 def call_site(
@@ -37,13 +38,15 @@ def call_site(
     execution = getattr(configurable.get("__pregel_runtime"), "execution_info", None)
     model_class, model_name, base_url = model_identity(model, settings)
     namespace = str(configurable.get("checkpoint_ns") or around.get("langgraph_checkpoint_ns") or "")
+    attempts = attempts_at(namespace)
     return CallSite(
         node=around.get("langgraph_node") or _innermost(namespace),
         step=around.get("langgraph_step"),
         task_id=execution.task_id if execution else configurable.get(_TASK_ID),
         checkpoint_ns=namespace,
         path=_path_text(around.get("langgraph_path")),
-        attempt=execution.node_attempt if execution else 1,
+        attempt=max((execution.node_attempt if execution else 1, *attempts[-1:])),
+        attempts=attempts,
         tags=tuple(dict.fromkeys(tags)),
         source=metadata.get("lc_source") or around.get("lc_source") or _internal(metadata),
         model_class=model_class,

@@ -109,11 +109,11 @@ def _reasons(by_id: Mapping[str, Turn], parents: Mapping[str, Turn]) -> dict[str
 
 def _superseded(by_id: Mapping[str, Turn], parents: Mapping[str, Turn]) -> set[str]:
     """Ids of turns of node attempts that were retried, unless a turn that counts goes on from them."""
-    last: dict[str, int] = {}
-    for turn in by_id.values():
-        if turn.site.task_id:
-            last[turn.site.task_id] = max(last.get(turn.site.task_id, 1), turn.site.attempt)
-    retried = {id for id, turn in by_id.items() if turn.site.attempt < last.get(turn.site.task_id or "", 1)}
+    executions, last = {id: turn.site.executions for id, turn in by_id.items()}, dict[str, int]()
+    for attempts in executions.values():
+        for execution, attempt in attempts.items():
+            last[execution] = max(last.get(execution, attempt), attempt)
+    retried = {id for id, attempts in executions.items() if any(n < last[each] for each, n in attempts.items())}
     live: set[str] = set()
     for id in by_id.keys() - retried:
         while (parent := parents.get(id)) is not None and parent.id not in live:
@@ -169,7 +169,7 @@ def _root_causes(roots: Sequence[_Node]) -> list[BreakCause]:
 
 def _branch_cause(branch: _Node, first: _Node) -> BreakCause:
     mine, other = branch.turn.site, first.turn.site
-    if mine.task_id and mine.task_id == other.task_id and mine.attempt != other.attempt:
+    if mine.retries(other) or other.retries(mine):
         return "retry"
     same_step = mine.step == other.step and mine.checkpoint_ns.count("|") == other.checkpoint_ns.count("|")
     return "parallel_sibling" if same_step else "history_rewritten"

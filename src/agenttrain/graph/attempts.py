@@ -1,0 +1,98 @@
+"""LangGraph's callbacks become how often each node execution of a rollout was tried, those around a call included.
+
+LangGraph tells a call the attempt of its own node alone, and 1.0 tells none; a node that calls a graph or a task may be
+tried again as well, with all that was made in it. Counted is what raised: a node that asked a human runs again too, and
+its answer was not thrown away.
+
+Source: langgraph 1.0 to 1.2, pregel/_algo.py: a task's run has the tag `graph:step:N` and its namespace as metadata.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+from typing import Any
+from uuid import UUID
+
+from langchain_core.callbacks import BaseCallbackHandler
+from langgraph.errors import GraphBubbleUp
+
+_OF_TASK = "graph:step:"
+
+
+class Attempts(BaseCallbackHandler):
+    """LangChain callback handler; one per run of a graph."""
+
+    run_inline = True
+    ignore_llm = True
+    ignore_chat_model = True
+    ignore_agent = True
+    ignore_retriever = True
+    ignore_retry = True
+    ignore_custom_event = True
+
+    def __init__(self) -> None:
+        self._under_way: dict[UUID, str] = {}
+        self._failed = Counter[str]()
+        self._lock = threading.Lock()
+
+    def on_chain_start(
+        self,
+        serialized: dict[str, Any] | None,
+        inputs: Any,
+        *,
+        run_id: UUID,
+        tags: Sequence[str] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """A node execution begins, or anything else, which is passed over."""
+        if any(tag.startswith(_OF_TASK) for tag in tags or ()):
+            with self._lock:
+                self._under_way[run_id] = str((metadata or {}).get("langgraph_checkpoint_ns"))
+
+    def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """It ended."""
+        with self._lock:
+            self._under_way.pop(run_id, None)
+
+    def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """It raised; LangGraph's own signals, such as an interrupt, are no failure."""
+        with self._lock:
+            namespace = self._under_way.pop(run_id, None)
+            if namespace is not None and not isinstance(error, GraphBubbleUp):
+                self._failed[namespace] += 1
+
+    def at(self, checkpoint_ns: str) -> tuple[int, ...]:
+        """The attempt, from 1, of each part of a namespace. Empty: nothing was tried again.
+
+        Example: team raised once -> "team:a1|model:b2" gives (2, 1)
+        """
+        with self._lock:
+            around = accumulate(checkpoint_ns.split("|"), lambda outer, inner: f"{outer}|{inner}")
+            found = tuple(1 + self._failed[namespace] for namespace in around) if self._failed else ()
+        return found if any(attempt > 1 for attempt in found) else ()
+
+
+_attempts: contextvars.ContextVar[Attempts | None] = contextvars.ContextVar("agenttrain_attempts", default=None)
+
+
+@contextmanager
+def counted_attempts() -> Iterator[Attempts]:
+    """Count in a block, with what must stand among a graph's callbacks."""
+    attempts = Attempts()
+    token = _attempts.set(attempts)
+    try:
+        yield attempts
+    finally:
+        _attempts.reset(token)
+
+
+def attempts_at(checkpoint_ns: str) -> tuple[int, ...]:
+    """The attempt of each part of a namespace, in the run that this is called in. Empty: nothing was tried again."""
+    attempts = _attempts.get()
+    return attempts.at(checkpoint_ns) if attempts is not None else ()
