@@ -390,7 +390,8 @@ class Credit:
 
         Example: by_node {"team": 0.5, "model": 0.25}, by_turn {3: -1.0}: turn 3, in model within team, gets -0.25.
         """
-        return sum(self.by_node.get(node, 0.0) for node in turn.site.nodes) + self.by_turn.get(turn.index, 0.0)
+        nodes = dict.fromkeys(turn.site.nodes)  # a node may stand within one of the same name
+        return sum(self.by_node.get(node, 0.0) for node in nodes) + self.by_turn.get(turn.index, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,3 +125,8 @@ def test_a_turn_gets_the_credit_of_its_node_of_those_around_it_and_its_own() -> 
     credit = Credit(by_node={"team": 0.5, "model": 0.25, "1": 9.0, "other": 9.0}, by_turn={2: -1.0, 0: 9.0})
     assert credit.of(inside) == -0.25
     assert credit.of(turn(1)) == 0.0
+
+
+def test_a_node_within_one_of_its_name_is_credited_once() -> None:
+    """A prebuilt agent's `agent`, in a node that its user called so too."""
+    assert Credit(by_node={"agent": 0.5}).of(turn(0, node="agent", around="agent:a1|agent:b2")) == 0.5
