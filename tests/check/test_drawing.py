@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from agenttrain.check.calls import Calls, calls_of, roles_by_node
 from agenttrain.check.drawing import drawn, mermaid
 from agenttrain.graph.shape import Edge, GraphShape
@@ -65,6 +67,24 @@ def test_mermaid() -> None:
         "  classDef frozen fill:#b26a00,color:#fff",
         "  classDef auxiliary fill:#455a64,color:#fff",
     ]
+
+
+def test_mermaid_of_names_that_it_would_take_for_its_own() -> None:
+    """No two nodes have one id, and a name's signs are text."""
+    shape = replace(SHAPE, nodes=("a-b", "a_b", '<lambda> "x"'), edges=(edge("a-b", "a_b"),))
+    assert mermaid(shape, {}).split("\n")[1:5] == [
+        '  a_b_["a-b"]',
+        '  a_b__["a_b"]',
+        '  _lambda___x__["&lt;lambda&gt; #quot;x#quot;"]',
+        "  a_b_ --> a_b__",
+    ]
+
+
+def test_a_call_that_forgot_the_nodes_around_it_counts_for_the_one_node_of_its_name() -> None:
+    """A graph called with a thread_id of its own; where two nodes have that name, none is guessed."""
+    roles = roles_by_node((calls("model", "trained", 2),), SHAPE.nodes)
+    assert roles == {"team:model": {"trained": 2}}
+    assert roles_by_node((calls("model", "trained", 2),), (*SHAPE.nodes, "other:model")) == {}
 
 
 def test_no_call_is_an_empty_table() -> None:

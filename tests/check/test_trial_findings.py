@@ -156,6 +156,12 @@ def test_how_rollouts_ended(results: list[RolloutResult], expected: tuple[str, s
     assert [(severity, code, cause) for severity, code, _, cause in told(*results)] == [expected]
 
 
+def test_breaks_have_the_fixes_of_their_causes() -> None:
+    turns = (turn(break_cause="thinking_dropped"), turn(break_cause="tools_changed"))
+    (found,) = trial_findings(trial(result(turns=turns)), "graph.py:graph", waits="")
+    assert found.fix == ('Keep the thinking: renderer.history = "keep". Offer the same tools within a conversation.')
+
+
 def test_half_of_the_rollouts_cut_is_no_finding() -> None:
     assert told(result(status="truncated", cause="cut"), result()) == []
 
@@ -237,7 +243,7 @@ def test_rewards_that_are_equal_within_each_group() -> None:
     assert (found.severity, found.code) == ("warning", "no_spread")
     assert found.cause == "In each of 2 groups all rewards are equal (0.75 on the mean)."
     (found,) = reward_findings(rewards(("a", 1.0), ("a", 1.0)), "v")
-    assert found.cause == "In each of 1 groups all rewards are equal (1 on the mean): every rollout succeeded."
+    assert found.cause == "In each of 1 group all rewards are equal (1 on the mean): every rollout succeeded."
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 
 HERE = Path(__file__).parent
 ORDER_DESK = Path(__file__).parents[2] / "examples" / "order-desk" / "graph.py"
+POLICY = ORDER_DESK.parent / "policy"
 BROKEN = {
     "all_zero_rewards": ("error", "answered"),
     "escape": ("error", "node agent"),
@@ -63,6 +64,34 @@ def test_a_clean_graph_has_no_finding(command: Any) -> None:
         ("agent", "trained", "the graph's one model", 8),
         ("reviewer:review", "frozen", "frozen: reviewer", 8),
     ]
+
+
+def test_a_misspelt_selector_is_told_once(new_project: Any, command: Any) -> None:
+    """It matches no call either, which follows."""
+    line = "graph = trainable(builder, model=POLICY, tasks='tasks.jsonl', verifier=score, frozen=['agnet'])\n"
+    new_project(decorated=line)
+    done = command("check", "graph.py", "--json", "--n-tasks", "1", "--siblings", "1")
+    found = [
+        (each["severity"], each["where"]) for each in done.json["findings"] if each["code"] == "selector_unmatched"
+    ]
+    assert found == [("error", "frozen=['agnet']")], done.err
+
+
+def test_the_fit_that_comes_next_is_the_one_that_was_checked(project: Any, command: Any) -> None:
+    """With its flags, so that it can be pasted."""
+    flags = ("--model", "../desk of mine", "--seed", "3", "--set", "trainer.steps=2", "--set", "limits.tokens=30")
+    (project.folder.parent / "desk of mine").symlink_to(POLICY)
+    done = command("check", "graph.py", *flags)
+    assert done.out.splitlines()[-1] == (
+        "agenttrain fit graph.py --model '../desk of mine' --seed 3 --set trainer.steps=2 --set limits.tokens=30"
+    )
+
+
+def test_mermaid_alone_is_on_standard_output(command: Any) -> None:
+    """Why it ends with 1 stands on standard error."""
+    done = command("check", HERE / "broken" / "escape" / "graph.py", "--mermaid", "--n-tasks", "1", "--siblings", "1")
+    assert (done.code, done.out.splitlines()[0]) == (1, "graph TD")
+    assert "\nNot ready: 1 error (escape), 0 warnings. " in done.err
 
 
 @pytest.mark.slow

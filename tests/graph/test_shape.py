@@ -119,4 +119,5 @@ def test_where_it_waits_for_a_human() -> None:
 
     assert shape(one_node(asks)).interrupting == ("agent",)
     assert shape(one_node().compile(interrupt_before=["agent"])).breakpoints == ("agent",)
+    assert shape(one_node(one_node(one_node(asks).compile()).compile())).interrupting == ("agent:agent:agent",)
     assert shape(one_node().compile(interrupt_after="*")).breakpoints == ("every node",)

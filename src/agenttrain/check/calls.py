@@ -57,7 +57,9 @@ def place_of(turn: Turn) -> str:
 def roles_by_node(calls: Sequence[Calls], nodes: Sequence[str]) -> Mapping[str, Mapping[Role, int]]:
     """Node of a drawing to how many calls of each role were made in it.
 
-    A call in a graph that the drawing doesn't look into counts for the innermost node around it that is drawn.
+    A call in a graph that the drawing doesn't look into counts for the innermost node around it that is drawn; one in
+    a graph that was called with a config of its own, where LangGraph forgets the nodes around, for the one drawn node
+    of its name.
     """
     found: dict[str, dict[Role, int]] = {}
     for row in calls:
@@ -71,4 +73,5 @@ def roles_by_node(calls: Sequence[Calls], nodes: Sequence[str]) -> Mapping[str, 
 def _drawn(place: str, nodes: Sequence[str]) -> str | None:
     parts = place.split(":")
     paths = [":".join(parts[:end]) for end in range(len(parts), 0, -1)]
-    return next((path for path in paths if path in nodes), None)
+    named = [node for node in nodes if node.endswith(f":{place}")]
+    return next((path for path in paths if path in nodes), named[0] if len(named) == 1 else None)

@@ -102,7 +102,10 @@ def checked(
 
 
 def _findings(prepared: Prepared, trial: Trial | None) -> tuple[Finding, ...]:
-    """All of them: errors first, each code's own order kept; what happened goes before what was only expected."""
+    """All of them: errors first, each code's own order kept; what happened goes before what was only expected.
+
+    A warning of what an error tells of the same place is left out.
+    """
     found = [*prepared.findings]
     called = trial.second_models if trial is not None else ()
     found += second_model_findings(prepared.models, called, one=trial.one_model if trial is not None else None)
@@ -112,4 +115,6 @@ def _findings(prepared: Prepared, trial: Trial | None) -> tuple[Finding, ...]:
             happened += reward_findings(trial.results, ", ".join(prepared.verifiers))
         codes = {finding.code for finding in happened if finding.severity == "error"}
         found = [each for each in found if each.severity == "error" or each.code not in codes] + happened
+    told = {(finding.code, finding.where) for finding in found if finding.severity == "error"}
+    found = [each for each in found if each.severity == "error" or (each.code, each.where) not in told]
     return tuple(sorted(found, key=lambda finding: finding.severity))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,14 +48,15 @@ def drawn(shape: GraphShape, roles: RolesByNode) -> tuple[DrawnNode, ...]:
 
 def mermaid(shape: GraphShape, roles: RolesByNode) -> str:
     """The graph as mermaid text, with a class for each role."""
-    lines = ["graph TD"]
+    ends_of_edges = (node for edge in shape.edges for node in (edge.source, edge.target))
+    lines, ids = ["graph TD"], _ids((*shape.nodes, *ends_of_edges))
     for node in shape.nodes:
-        text = "<br/>".join(part for part in (_shown(node), _calls_text(roles.get(node, {}))) if part)
+        text = "<br/>".join(part for part in (_quoted(_shown(node)), _calls_text(roles.get(node, {}))) if part)
         role = _main_role(roles.get(node, {}))
         ends = ("([", "])") if node in (START, END) else ("[", "]")
-        lines.append(f'  {_id(node)}{ends[0]}"{text}"{ends[1]}{f":::{role}" if role else ""}')
+        lines.append(f'  {ids[node]}{ends[0]}"{text}"{ends[1]}{f":::{role}" if role else ""}')
     arrows = {True: "-.->", False: "-->"}
-    lines += [f"  {_id(edge.source)} {arrows[edge.conditional]} {_id(edge.target)}" for edge in shape.edges]
+    lines += [f"  {ids[edge.source]} {arrows[edge.conditional]} {ids[edge.target]}" for edge in shape.edges]
     lines += [f"  classDef {role} fill:{colour},color:#fff" for role, colour in COLOURS.items()]
     return "\n".join(lines)
 
@@ -111,5 +113,17 @@ def _calls_text(counts: Mapping[Role, int]) -> str:
     return ", ".join(f"{role} {n}" for role, n in sorted(counts.items(), key=lambda pair: -pair[1]))
 
 
-def _id(node: str) -> str:
-    return re.sub(r"\W", "_", node) + "_"
+def _quoted(text: str) -> str:
+    """As mermaid takes it between quotation marks. Example: "<lambda>" -> "&lt;lambda&gt;"."""
+    return html.escape(text, quote=False).replace('"', "#quot;")
+
+
+def _ids(nodes: Sequence[str]) -> dict[str, str]:
+    """A mermaid id for each node, no two alike; the end of it keeps mermaid's own words, such as end, out."""
+    ids: dict[str, str] = {}
+    for node in dict.fromkeys(nodes):
+        id = re.sub(r"\W", "_", node) + "_"
+        while id in ids.values():
+            id += "_"
+        ids[node] = id
+    return ids

@@ -199,5 +199,10 @@ def warning(code: str, where: str, cause: str, *, fix: str = "") -> Finding:
     return Finding(code=code, severity="warning", where=where, cause=cause, fix=fix or _sentence(CODES[code].fix))
 
 
+def counted(n: int, what: str) -> str:
+    """Example: 1, "rollout" -> "1 rollout"; 2, "rollout" -> "2 rollouts"."""
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+
+
 def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}."

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean, pstdev
 
 from agenttrain.alarms import EQUAL_REWARDS
-from agenttrain.check.finding import Finding, error, warning
+from agenttrain.check.finding import Finding, counted, error, warning
 from agenttrain.records import Reward, RolloutResult
 from agenttrain.reward.status import may_train
 
@@ -58,7 +58,7 @@ def reward_findings(results: Sequence[RolloutResult], where: str) -> list[Findin
         text = f"All {spread.n} rollouts of this check got 0 from the verifiers."
         return [error("all_zero_rewards", where, text)]
     if spread.groups and not spread.groups_that_teach:
-        text = f"In each of {spread.groups} groups all rewards are equal ({spread.mean:.3g} on the mean)"
+        text = f"In each of {counted(spread.groups, 'group')} all rewards are equal ({spread.mean:.3g} on the mean)"
         text += ": every rollout succeeded." if spread.success == 1 else "."
         return [warning("no_spread", where, text)]
     return []

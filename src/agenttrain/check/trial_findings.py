@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
-from agenttrain.check.finding import Finding, error, warning
+from agenttrain.check.finding import Finding, counted, error, warning
 from agenttrain.check.trial import Trial
 from agenttrain.errors import RoleError
 from agenttrain.promotion.summary import CUT
 from agenttrain.records import Rollout, RolloutResult
 from agenttrain.reward.status import WAITS_FOR_HUMAN, may_train
 
-WASTEFUL = ("history_rewritten", "tools_changed", "instruction_changed", "thinking_dropped", "template")
-"""Causes of a prefix break that a graph, a template or renderer.history could do without."""
+WASTEFUL: Mapping[str, str] = MappingProxyType(
+    {
+        "history_rewritten": "append to the history instead of rewriting it",
+        "instruction_changed": "ask for one form of answer within a conversation",
+        "template": "let a user's or a tool's message stand between a reply and the next call",
+        "thinking_dropped": 'keep the thinking: renderer.history = "keep"',
+        "tools_changed": "offer the same tools within a conversation",
+    }
+)
+"""Causes of a prefix break that a graph, a template or renderer.history could do without, and how."""
 REFUSED = ("EscapeError:", "GraphError:", "RoleError:")
 """How the cause of a rollout begins that ended on what other findings tell."""
 OWN_FUNCTIONS = ("setup=", "on_interrupt=")
@@ -63,7 +72,7 @@ def _escapes(trial: Trial) -> Iterator[Finding]:
         text = f"{where}, outside of any rollout."
         text += " Your own model answered." if trial.escapes_allowed else " A fit ends there."
         if len(by_place) == 1:
-            text += f" {_counted(trial.n_escapes, 'such call')} in this check."
+            text += f" {counted(trial.n_escapes, 'such call')} in this check."
         match = _PLACE.match(where)
         nodes = _NAMED.findall(match["nodes"]) if match else []
         yield told("escape", f"node {' or '.join(nodes)}" if nodes else key, text)
@@ -74,7 +83,7 @@ def _refusals(trial: Trial, graph: str) -> Iterator[Finding]:
     for (kind, text), n in Counter((type(each), str(each)) for each in trial.refusals).items():
         own = next((name for name in OWN_FUNCTIONS if text.startswith(name)), None)
         code = "function_refused" if own else "selector_raises" if issubclass(kind, RoleError) else "unanswerable_call"
-        yield error(code, own or graph, f"{text} ({_counted(n, 'rollout')} of {len(trial.results)})")
+        yield error(code, own or graph, f"{text} ({counted(n, 'rollout')} of {len(trial.results)})")
 
 
 def _unmatched(trial: Trial) -> Iterator[Finding]:
@@ -138,7 +147,7 @@ def _invalid_calls(results: Sequence[RolloutResult]) -> Iterator[Finding]:
     n_invalid = sum(rollout.n_invalid_tool_calls for rollout in _rollouts(results))
     if n_calls and 2 * n_invalid > n_calls:
         yield warning(
-            "invalid_tool_calls", "the policy", f"{n_invalid} of {_counted(n_calls, 'tool call')} are invalid."
+            "invalid_tool_calls", "the policy", f"{n_invalid} of {counted(n_calls, 'tool call')} are invalid."
         )
 
 
@@ -156,7 +165,8 @@ def _breaks(results: Sequence[RolloutResult]) -> Iterator[Finding]:
         nodes = sorted({turn.site.node or "the graph" for turn in turns if turn.break_cause in WASTEFUL})
         causes = ", ".join(f"{str(cause).replace('_', ' ')} {n}" for cause, n in sorted(counts.items(), key=str))
         text = f"{counts.total()} of {len(turns)} turns began a new trajectory: {causes}."
-        yield warning("prefix_breaks", f"node {', '.join(nodes)}", text)
+        fix = ". ".join(f"{how[0].upper()}{how[1:]}" for cause, how in WASTEFUL.items() if cause in counts)
+        yield warning("prefix_breaks", f"node {', '.join(nodes)}", text, fix=f"{fix}.")
 
 
 def commonest_cause(rollouts: Sequence[Rollout]) -> str:
@@ -171,8 +181,4 @@ def _rollouts(results: Sequence[RolloutResult]) -> list[Rollout]:
 
 
 def _of(some: Sequence[Rollout], results: Sequence[RolloutResult]) -> str:
-    return f"{len(some)} of {_counted(len(results), 'rollout')}"
-
-
-def _counted(n: int, what: str) -> str:
-    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+    return f"{len(some)} of {counted(len(results), 'rollout')}"

@@ -57,11 +57,14 @@ class Verdict:
     def lines(self) -> tuple[str, ...]:
         """For people, one line each."""
         effect = f", which can show {100 * self.smallest_effect:.0f} points or more" if self.smallest_effect else ""
+        has_tasks = bool(self.n_train or self.n_held_out)
         return tuple(
             line
             for line in (
                 f"verifiers: {', '.join(self.verifiers) or 'none'}",
-                f"tasks: {self.n_train} to train on, {self.n_held_out} held out{effect}",
+                f"tasks: {self.n_train} to train on, {self.n_held_out} held out{effect}"
+                if has_tasks
+                else "tasks: none",
                 _spread_line(self.spread),
                 _memory_line(self.memory),
                 _cost_line(self.cost),
@@ -137,12 +140,15 @@ def _memory_line(memory: dict[str, Any] | None) -> str:
 def _cost_line(cost: Cost | None) -> str:
     if cost is None:
         return ""
+    minutes = " to ".join(dict.fromkeys(map(_minutes, (cost.minutes_low, cost.minutes_high))))
     return (
-        f"cost of a fit, estimated from this check: {_minutes(cost.minutes_low)} to {_minutes(cost.minutes_high)} min, "
-        f"{cost.rollouts:,} rollouts, {cost.tokens:,} tokens sampled"
+        f"cost of a fit, estimated from this check: {minutes} min, {cost.rollouts:,} rollouts, {cost.tokens:,} tokens "
+        "sampled"
     )
 
 
 def _minutes(minutes: float) -> str:
-    """Example: 0.31 -> "0.3", 17.2 -> "17"."""
-    return f"{minutes:.1f}" if minutes < 1 else f"{minutes:.0f}"
+    """Example: 0.01 -> "under 0.1", 0.31 -> "0.3", 17.2 -> "17"."""
+    if minutes < 0.05:
+        return "under 0.1"
+    return f"{minutes:.1f}" if minutes < 0.95 else f"{minutes:.0f}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -60,13 +62,25 @@ def check_command(
         print_json(found.as_dict())
     elif mermaid:
         typer.echo(found.as_dict()["mermaid"])
+        typer.echo(f"{_word(found)} {folder.path / 'report.md'}", err=True)
     else:
-        _print(found, folder, graph)
+        given = {"--trainer": trainer, "--engine": engine, "--model": model, "--tasks": tasks, "--seed": seed}
+        _print(found, folder, _fit(graph, given, set_ or ()))
     if not found.verdict.ready:
         raise typer.Exit(FAILED)
 
 
-def _print(found: Checked, folder: RunFolder, graph: str) -> None:
+def _fit(graph: str, given: Mapping[str, object], assignments: Sequence[str]) -> str:
+    """The fit that was checked, as it is typed.
+
+    Example: "graph.py", {"--seed": 1, "--model": None}, ["trainer.steps=2"] -> "agenttrain fit graph.py --seed 1 --set
+    trainer.steps=2"
+    """
+    flags = [text for flag, value in given.items() if value is not None for text in (flag, str(value))]
+    return shlex.join(["agenttrain", "fit", graph, *flags, *(text for each in assignments for text in ("--set", each))])
+
+
+def _print(found: Checked, folder: RunFolder, fit: str) -> None:
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True)
@@ -82,7 +96,7 @@ def _print(found: Checked, folder: RunFolder, graph: str) -> None:
     console.print(f"\n{_word(found)}", style="bold green" if found.verdict.ready else "bold red", markup=False)
     for line in found.verdict.lines():
         console.print(f"  {line}", markup=False)
-    console.print(f"\n{_next(found, folder, graph)}", markup=False)
+    console.print(f"\n{_next(found, folder, fit)}", markup=False)
 
 
 def _print_graph(console: Any, found: Checked) -> None:
@@ -112,21 +126,19 @@ def _print_calls(console: Any, found: Checked) -> None:
 
 
 def _word(found: Checked) -> str:
+    from agenttrain.check.finding import counted
+
     n_errors = sum(finding.severity == "error" for finding in found.findings)
     n_warnings = len(found.findings) - n_errors
     if found.verdict.ready:
-        return "Ready to train." if not n_warnings else f"Ready to train, with {_counted(n_warnings, 'warning')}."
+        return "Ready to train." if not n_warnings else f"Ready to train, with {counted(n_warnings, 'warning')}."
     codes = ", ".join(found.verdict.missing)
-    return f"Not ready: {_counted(n_errors, 'error')} ({codes}), {_counted(n_warnings, 'warning')}."
+    return f"Not ready: {counted(n_errors, 'error')} ({codes}), {counted(n_warnings, 'warning')}."
 
 
-def _counted(n: int, what: str) -> str:
-    return f"{n} {what}" if n == 1 else f"{n} {what}s"
-
-
-def _next(found: Checked, folder: RunFolder, graph: str) -> str:
+def _next(found: Checked, folder: RunFolder, fit: str) -> str:
     """The commands that come next."""
     looked = f"agenttrain inspect {folder.id}    the rollouts of this check, token by token"
     if found.verdict.ready:
-        return f"{looked}\nagenttrain fit {graph}"
+        return f"{looked}\n{fit}"
     return looked if found.trial is not None else f"report: {folder.path / 'report.md'}"

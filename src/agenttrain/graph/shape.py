@@ -62,7 +62,7 @@ class GraphShape:
     breakpoints: tuple[str, ...]
     """Nodes that the graph stops before or after."""
     interrupting: tuple[str, ...]
-    """Nodes whose code asks a human by `interrupt()`."""
+    """Nodes whose code asks a human by `interrupt()`; a subgraph's as `team:approve`."""
 
 
 def shape_of(runnable: RunnableGraph) -> GraphShape:
@@ -79,7 +79,7 @@ def shape_of(runnable: RunnableGraph) -> GraphShape:
         stores=tuple(_stores(pregels)),
         llm_caches=tuple(dict.fromkeys(_llm_caches(seen))),
         breakpoints=tuple(dict.fromkeys(_breakpoints(graph))),
-        interrupting=tuple(name for name, node in graph.nodes.items() if _asks_human(node.bound)),
+        interrupting=tuple(_interrupting(graph)),
     )
 
 
@@ -135,6 +135,14 @@ def _llm_caches(seen: list[Any]) -> Iterator[str]:
 def _breakpoints(graph: Any) -> Iterator[str]:
     for names in (graph.interrupt_before_nodes, graph.interrupt_after_nodes):
         yield from (["every node"] if names == "*" else names)
+
+
+def _interrupting(graph: Any, around: str = "") -> Iterator[str]:
+    for name, node in graph.nodes.items():
+        if isinstance(node.bound, Pregel):
+            yield from _interrupting(node.bound, f"{around}{name}:")
+        elif _asks_human(node.bound):
+            yield f"{around}{name}"
 
 
 def _asks_human(bound: Any) -> bool:
