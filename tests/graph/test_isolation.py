@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from langgraph.cache.memory import InMemoryCache
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.store.base import GetOp, Item, PutOp
 from langgraph.store.memory import InMemoryStore
 
-from agenttrain.graph.isolation import isolated, open_isolation
+from agenttrain.graph.isolation import Own, isolated, open_isolation
 
 
 def held_by_classes() -> list[Any]:
@@ -73,13 +74,67 @@ def test_a_copy_begins_as_the_store_stands_at_its_first_use() -> None:
             assert store.get(("a",), "k").value == {"x": 1}  # type: ignore[union-attr]
 
 
+def test_a_copy_searches_by_its_own_texts() -> None:
+    """What a rollout puts over an item is found in the rollout, and what it was is found outside."""
+    store = InMemoryStore(
+        index={"dims": 2, "embed": lambda texts: [[1.0, 0.0][:: 1 - 2 * ("dog" in t)] for t in texts]}
+    )
+    store.put(("a",), "k", {"text": "cat"})
+    with open_isolation(), isolated():
+        assert store.search(("a",), query="cat")[0].score == 1
+        store.put(("a",), "k", {"text": "dog"})
+        assert store.search(("a",), query="cat")[0].score == 0
+    assert store.search(("a",), query="cat")[0].score == 1
+
+
+def test_a_copy_stands_for_itself() -> None:
+    """Where LangGraph calls one of its methods from another."""
+    own, store, saver = Own(), InMemoryStore(), InMemorySaver()
+    copies = own.of(store, InMemoryStore), own.of(saver.storage, InMemorySaver)
+    assert own.of(copies[0], InMemoryStore) is copies[0]
+    assert own.of(copies[1].storage, InMemorySaver) is copies[1]
+
+
 def test_what_is_read_may_be_changed_in_place() -> None:
+    """As in the store itself, a change stays without a put; no other rollout and no user sees it."""
+    store = InMemoryStore()
+    store.put(("a",), "k", {"x": [1]})
+    store.put(("a",), "l", {"x": []})
+    for _ in range(2):
+        with open_isolation(), isolated():
+            store.get(("a",), "k").value["x"].append(2)  # type: ignore[union-attr]
+            asyncio.run(store.aget(("a",), "k")).value["x"].append(3)  # type: ignore[union-attr]
+            store.search(("a",), filter={"x": [1, 2, 3]})[0].value["x"].append(4)
+            assert store.get(("a",), "k").value == {"x": [1, 2, 3, 4]}  # type: ignore[union-attr]
+            assert [item.value for item in store.search(("a",))] == [{"x": [1, 2, 3, 4]}, {"x": []}]
+    assert store.get(("a",), "k").value == {"x": [1]}  # type: ignore[union-attr]
+
+
+def test_what_the_same_batch_replaces_is_read_as_it_was() -> None:
     store = InMemoryStore()
     store.put(("a",), "k", {"x": [1]})
     with open_isolation(), isolated():
-        store.get(("a",), "k").value["x"].append(2)  # type: ignore[union-attr]
-        asyncio.run(store.aget(("a",), "k")).value["x"].append(2)  # type: ignore[union-attr]
+        before, _ = store.batch([GetOp(("a",), "k"), PutOp(("a",), "k", {"x": [2]})])
+        assert isinstance(before, Item)
+        before.value["x"].append(3)
+        assert store.get(("a",), "k").value == {"x": [2]}  # type: ignore[union-attr]
     assert store.get(("a",), "k").value == {"x": [1]}  # type: ignore[union-attr]
+
+
+def test_the_user_may_write_to_a_store_while_it_is_copied() -> None:
+    store = InMemoryStore()
+
+    class WrittenMeanwhile(dict[str, Item]):
+        def __iter__(self) -> Any:
+            store._data[("b", str(len(store._data)))] = {}
+            return super().__iter__()
+
+    store.put(("a",), "k", {"x": 1})
+    store._data[("a",)] = WrittenMeanwhile(store._data[("a",)])
+    with open_isolation(), isolated():
+        dict(store._data[("a",)])
+        assert store.get(("a",), "k").value == {"x": 1}  # type: ignore[union-attr]
+    assert ("b", "1") in store._data
 
 
 def test_a_value_that_cannot_be_copied_is_given_as_it_is() -> None:

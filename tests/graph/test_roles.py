@@ -30,6 +30,7 @@ def test_auxiliary_wins_over_frozen_wins_over_train() -> None:
     book = RoleBook(train=["agent"], frozen=["agent", "b"], auxiliary=["tag:judge"])
     assert book.role(site(tags=("judge",))) == ("auxiliary", "auxiliary: tag:judge")
     assert book.role(site()) == ("frozen", "frozen: agent")
+    assert [text.partition(" matched")[0] for text in book.unmatched()] == ["frozen=['b']"]
 
 
 @pytest.mark.parametrize(
@@ -113,6 +114,16 @@ def test_a_summary_by_another_model_is_not_decided_silently() -> None:
             book.role(calls[1])
         assert "calls ChatOpenAI:gpt-4o-mini (LangChain says this call is for summarization)" in str(raised.value)
         assert 'auxiliary=["model:gpt-4o-mini"]' in str(raised.value)
+
+
+def test_a_model_that_serves_the_agent_too_is_not_the_one_to_ask_about() -> None:
+    """Though middleware calls it as well, before or after."""
+    for source in ((None, "summarization"), ("summarization", None)):
+        book = RoleBook()
+        for each in source:
+            book.role(site(source=each))
+        with pytest.raises(RoleError, match=r"^Node 'judge' calls ChatOpenAI:gpt-4o-mini, and node 'agent' calls "):
+            book.role(site("judge", "gpt-4o-mini"))
 
 
 def test_one_name_at_two_addresses_is_two_models() -> None:
