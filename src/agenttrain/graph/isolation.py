@@ -23,6 +23,7 @@ from typing import Any
 
 from langgraph.cache.memory import InMemoryCache
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.store.base import Item, SearchItem
 from langgraph.store.memory import InMemoryStore
 
 
@@ -120,7 +121,8 @@ def _batch(original: Any) -> Any:
         own = _own.get()
         if own is None:
             return original(self, ops)
-        return _read(original(own.of(self, lambda: _copied(self)), ops))
+        store = own.of(self, lambda: _copied(self))
+        return _of_rollout(store, original(store, ops))
 
     return batch
 
@@ -130,30 +132,63 @@ def _abatch(original: Any) -> Any:
         own = _own.get()
         if own is None:
             return await original(self, ops)
-        return _read(await original(own.of(self, lambda: _copied(self)), ops))
+        store = own.of(self, lambda: _copied(self))
+        return _of_rollout(store, await original(store, ops))
 
     return abatch
 
 
 def _copied(store: InMemoryStore) -> InMemoryStore:
-    """A store that shares its items; they are copied when they are read, since code may change them in place."""
+    """A store that shares its items; each is copied when it is first read, since code may change it in place.
+
+    The user's own code may write to it meanwhile: `list` of a dict's items is one step, a loop over them is not.
+    """
     made = copy.copy(store)
-    made._data = defaultdict(dict, {space: dict(items) for space, items in store._data.items()})
-    vectors = {space: _vectors_copied(by_key) for space, by_key in store._vectors.items()}
+    made._data = defaultdict(dict, {space: dict(items) for space, items in list(store._data.items())})
+    vectors = {space: _vectors_copied(by_key) for space, by_key in list(store._vectors.items())}
     made._vectors = defaultdict(lambda: defaultdict(dict), vectors)
     return made
 
 
-def _read(results: Any) -> Any:
-    """What was read, as copies where it can be copied: a value of a store may be anything."""
-    try:
-        return copy.deepcopy(results)
-    except Exception:
-        return results
-
-
 def _vectors_copied(by_key: Any) -> Any:
-    return defaultdict(dict, {key: dict(by_path) for key, by_path in by_key.items()})
+    return defaultdict(dict, {key: dict(by_path) for key, by_path in list(by_key.items())})
+
+
+class _OwnItem(Item):
+    """An item of one rollout alone: what code changes in it stays, as it does in the store itself."""
+
+    __slots__ = ()
+
+
+def _of_rollout(store: InMemoryStore, found: Any) -> Any:
+    """What was read from a rollout's copy, without a value that is anyone else's."""
+    if isinstance(found, list):
+        return [_of_rollout(store, each) for each in found]
+    if not isinstance(found, Item):
+        return found
+    held = store._data.get(found.namespace, {}).get(found.key)
+    is_held = held is not None and held.value is found.value  # the same batch may have put another
+    own = held if is_held and isinstance(held, _OwnItem) else _own_item(found)
+    if is_held:
+        store._data[found.namespace][found.key] = own
+    if isinstance(found, SearchItem):
+        found.value = own.value
+        return found
+    return own
+
+
+def _own_item(item: Item) -> _OwnItem:
+    try:
+        value = copy.deepcopy(item.value)
+    except Exception:  # a value of a store may be anything
+        value = item.value
+    return _OwnItem(
+        value=value,
+        key=item.key,
+        namespace=item.namespace,
+        created_at=item.created_at,
+        updated_at=item.updated_at,
+    )
 
 
 def _of_own_saver(original: Any) -> Any:
