@@ -42,7 +42,7 @@ COUNTED = {
     "trains": "train",
     "refused": "refused by name",
     "not seen": "not seen, and an alarm says so",
-    LEFT_OUT: "need newer packages",
+    LEFT_OUT: "only with newer packages",
 }
 SEVERITY = ("trains", "refused", "not seen", LEFT_OUT, FAILED)
 Named = tuple[str, str]

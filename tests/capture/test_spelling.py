@@ -102,6 +102,7 @@ def test_a_template_that_keeps_thinking_until_a_user_speaks(tmp_path: Path, make
     ids = encoded(tmp_path, f"{THOUGHT.strip()}\n{CALL}")
     assert told(opened, ids, message, RESULT) == ()
     assert told(opened, ids, message, USER)[0] == "thinking_dropped"
+    assert told(opened, ids, message, [*RESULT, *USER])[0] == "thinking_dropped"
 
 
 def test_a_template_that_fails_tells_nothing(tmp_path: Path, make_folder: Any) -> None:

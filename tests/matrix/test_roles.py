@@ -191,7 +191,9 @@ class Titles(AgentMiddleware):  # type: ignore[type-arg]
 @pytest.mark.row(SECTION, "anybody's middleware that marks its call as internal")
 def test_marked_calls(roll: Roll, chat: Any) -> None:
     """Frozen with nothing declared; source:middleware selects it."""
-    module = pytest.importorskip("langchain.agents.middleware.internal_call_transformer")
+    module = pytest.importorskip(
+        "langchain.agents.middleware.internal_call_transformer", reason="langchain 1.0 marks no calls as internal"
+    )
     model = chat()
     agent = create_agent(model, [], middleware=[Titles(model, module.internal_call_metadata)])
     assert roll(agent, says("hello", "Greetings")).places == [("model", "trained"), ("Titles.after_agent", "frozen")]
@@ -200,7 +202,7 @@ def test_marked_calls(roll: Roll, chat: Any) -> None:
 
 
 def judged(model: Any, judge: Any) -> Any:
-    rubric = pytest.importorskip("deepagents.middleware.rubric")
+    rubric = pytest.importorskip("deepagents.middleware.rubric", reason="deepagents 0.2 has no RubricMiddleware")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it is in beta, told once a process
         middleware = rubric.RubricMiddleware(model=judge)
