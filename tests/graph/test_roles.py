@@ -80,6 +80,12 @@ def test_middlewares_own_calls_are_frozen(fields: dict[str, Any], reason: str) -
     assert RoleBook(train=["model:gpt-4o"]).role(site(**fields))[0] == "trained"
 
 
+def test_a_users_node_of_such_a_name_is_trained() -> None:
+    """LangChain's nodes are hooks, `SummarizationMiddleware.before_model`."""
+    within = site(checkpoint_ns="SummarizationMiddleware:1|agent:2")
+    assert RoleBook().role(within) == ("trained", "the graph's one model")
+
+
 def test_a_second_model_is_refused_with_the_line_to_paste() -> None:
     """Both models and nodes are named, and every later call of the run hears the same."""
     book = RoleBook()

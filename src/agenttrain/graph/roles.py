@@ -242,8 +242,14 @@ def detected_use(site: CallSite) -> str | None:
     """Why a call serves LangChain's own middleware and not the agent, or None."""
     if site.source:
         return f"LangChain says this call is for {site.source}"
-    stock = next((node for node in site.nodes if node.partition(".")[0] in STOCK_MIDDLEWARE), None)
+    stock = next(filter(_is_stock, site.nodes), None)
     return f"made by {stock}" if stock else None
+
+
+def _is_stock(node: str) -> bool:
+    """Whether a node is a hook of such middleware, `Class.hook`; a node of the user may have the name alone."""
+    middleware, dot, _ = node.partition(".")
+    return bool(dot) and middleware in STOCK_MIDDLEWARE
 
 
 def model_label(identity: Identity) -> str:
