@@ -425,6 +425,7 @@ def test_calls_that_a_graph_leaves_behind(new_project: Any, command: Any) -> Non
     assert tokens["drifted"] == 0
 
 
+@pytest.mark.slow
 def test_training_goes_on_past_groups_that_fail(order_desk: Any, command: Any) -> None:
     """A task whose environment always fails: no reward, its group dropped and counted, alarms, and the others train."""
     project = order_desk('assert current_task().id not in ("task-0", "task-5"), "the sandbox is gone"')
@@ -490,6 +491,7 @@ def agenttrain_update_done(step_result):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("every", "left", "what"),
     [(1, 400_000, "The checkpoint of step 3 can't be written: "), (2, 0, " can't be written: ")],

@@ -206,6 +206,7 @@ def test_a_run_goes_on_with_its_own_graph_only(fitted: Any, command: Any) -> Non
     assert command("fit", "graph.py:builder", "--resume", project.run.id).code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", ["eval.tasks=2", "eval.repeats=2", "limits.turns=2", "seed=5"])
 def test_a_run_goes_on_with_what_its_baseline_was_measured_by(fitted: Any, command: Any, setting: str) -> None:
     """Else the baseline would be measured again, at weights that are trained already."""
@@ -218,6 +219,7 @@ def test_a_run_goes_on_with_what_its_baseline_was_measured_by(fitted: Any, comma
     assert project.run.read_report() == first.json
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "setting",
     ["trainer.algorithm=rloo", "trainer.adapter=lora", "trainer.lora_rank=2", "sampling.temperature=0.5"],
@@ -426,6 +428,7 @@ graph = trainable(builder, model=POLICY, tasks="tasks.jsonl", verifier=interrupt
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stop_after", "steps"), [(0, 0), (1, 1), (2, 2)])
 def test_ctrl_c_in_every_phase(
     new_project: Any, command: Any, monkeypatch: pytest.MonkeyPatch, stop_after: int, steps: int
@@ -454,6 +457,7 @@ def test_ctrl_c_in_an_evaluation(new_project: Any, command: Any) -> None:
     assert done.err.endswith("Stopped by Ctrl-C.\n")
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_and_resume_finishes(project: Any, command: Any) -> None:
     """Exit code 130, a checkpoint of the last whole step and the command that goes on; nothing is trained twice."""
     process = started(project, "graph.py", "--set", "trainer.steps=400", "--json")
@@ -469,6 +473,7 @@ def test_ctrl_c_saves_and_resume_finishes(project: Any, command: Any) -> None:
     check_resumed(project, done.json, step + 1)
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_from_its_checkpoint(project: Any, command: Any) -> None:
     """SIGKILL past a checkpoint: what came after it is made again, and each step stands and is trained once."""
     process = started(project, "graph.py", "--set", "trainer.steps=400", "--set", "checkpoint.every=2")

@@ -143,6 +143,7 @@ builder.add_edge("ask", "sub")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ask", ["ask", "aask"])
 @pytest.mark.parametrize(
     ("limits", "n_turns", "told"),

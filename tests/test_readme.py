@@ -68,6 +68,7 @@ def test_the_world_and_the_human_are_taken(tmp_path: Path) -> None:
     assert names["human"](None, Interrupt(value="Refund?", id="1")) == "yes"
 
 
+@pytest.mark.slow
 def test_serving_block_answers_with_the_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The third block, beside somebody's agent and a policy, runs as it stands; what it attached answers too."""
     (tmp_path / "my_agent.py").write_text(MY_AGENT)

@@ -249,6 +249,7 @@ def test_without_a_whole_checkpoint_the_run_does_not_begin_again_in_silence(fitt
     assert (run.metrics(), run.read_report()) == (rows, report)
 
 
+@pytest.mark.slow
 def test_a_damaged_store_is_told_before_anything_is_touched(fitted: Any, command: Any) -> None:
     """With the file moved away the run goes on, and makes again what it needs."""
     run = fitted.run

@@ -232,6 +232,7 @@ graph = trainable(builder, model=POLICY, tasks="tasks.jsonl", verifier=score, fr
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("traced")
 def test_both_ways_agree_over_a_whole_run(new_project: Any, command: Any) -> None:
     """Every sampled token of every rollout leads to its call, and that call's range holds it, with the trained rows'

@@ -486,6 +486,7 @@ def test_routed_experts_are_read_back_equal_and_are_written_once(tmp_path: Path)
     connection.close()
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(strategies.results())
 def test_any_result_is_read_back_equal(tmp_path_factory: pytest.TempPathFactory, written: RolloutResult) -> None:

@@ -160,6 +160,7 @@ def test_an_export_is_a_plain_folder_with_the_adapter_beside(tmp_path: Path) -> 
     assert load_file(out / "model.safetensors").keys() == load_file(base / "model.safetensors").keys()
 
 
+@pytest.mark.slow
 def test_resume_goes_on_to_the_last_bit(model_folder: Folder, tmp_path: Path) -> None:
     """And a checkpoint holds the adapter alone."""
 

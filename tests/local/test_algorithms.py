@@ -294,6 +294,7 @@ def test_the_loss_is_that_of_the_paper(name: str, model_folder: Folder, plain_mo
         assert training.value_loss is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
 @given(cuts=st.lists(st.lists(st.integers(1, 6), max_size=3), min_size=6, max_size=6))
 @settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -339,6 +340,7 @@ MIXED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MIXED)
 def test_a_resumed_run_ends_where_a_whole_one_does(name: str, model_folder: Folder, tmp_path: Path) -> None:
     """To the last bit, the critic and its optimizer too; what each step tells is the same."""

@@ -51,6 +51,7 @@ def is_gone(pid: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_answers_as_the_engine_in_this_process(engine: ProcessEngine, model_folder: Folder) -> None:
     """Ids are equal and log probabilities within rounding; facts and counters come across."""
     here = LocalEngine(model_folder("qwen3"))
@@ -79,6 +80,7 @@ def test_new_weights_are_taken_and_a_wrong_shape_is_refused(engine: ProcessEngin
     other.close()
 
 
+@pytest.mark.slow
 def test_a_prompt_that_cannot_be_answered_fails_its_own_future_only(engine: ProcessEngine) -> None:
     """An id outside of the vocabulary is an EngineError of that call; the next call is answered."""
     bad = engine.generate((10**6,), sampling(), session="a")
@@ -101,6 +103,7 @@ def test_closing_aborts_calls_in_flight_and_ends_the_process(model_folder: Folde
         engine.generate((5, 6), sampling(), session="b")
 
 
+@pytest.mark.slow
 def test_a_killed_process_fails_what_was_asked(model_folder: Folder) -> None:
     """SIGKILL in mid-generation: the call fails with the signal's name, and so does every later one."""
     engine = ProcessEngine(context(model_folder("qwen3")))
@@ -118,6 +121,7 @@ def test_a_killed_process_fails_what_was_asked(model_folder: Folder) -> None:
     engine.close()
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_loaded_is_told_at_first_use(tmp_path: Path) -> None:
     """The process's own ModelError is raised here."""
     engine = ProcessEngine(context(tmp_path))
