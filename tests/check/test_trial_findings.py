@@ -122,8 +122,12 @@ def test_rollouts_that_end_well_are_no_finding() -> None:
             ),
         ),
         (
-            [result(turns=()), result(turns=(turn(role="frozen"),))],
-            ("error", "no_trained_call", "2 of 2 rollouts made no call that is trained."),
+            [result(turns=()), result(turns=(turn(role="frozen", role_reason="frozen: agent"),))],
+            (
+                "error",
+                "no_trained_call",
+                "2 of 2 rollouts made no call that is trained. Those that they made: frozen: agent (1).",
+            ),
         ),
         (
             [result(turns=()), result()],

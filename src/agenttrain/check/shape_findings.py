@@ -12,6 +12,8 @@ from agenttrain.graph.shape import GraphShape, Shared
 from agenttrain.trainable import Trainable
 
 APART = "Nothing need be done for training."
+UNNAMED = "LangGraph"
+"""What LangGraph calls a graph that was compiled without `name=`."""
 
 
 def shape_findings(shape: GraphShape, noted: Trainable | None) -> list[Finding]:
@@ -88,10 +90,11 @@ def _second_model(model: UndeclaredModel) -> Finding:
 
 
 def _shared(code: str, held: Shared, what: str) -> Finding:
-    text = f"{held.graph} is compiled with a {what}, {held.kind}"
+    where = "a graph without a name" if held.graph == UNNAMED else held.graph
+    text = f"A {what} is compiled into {where}, {held.kind}"
     if held.apart:
-        return warning(code, held.graph, f"{text}. Rollouts don't share it: each has its own in memory.", fix=APART)
-    return warning(code, held.graph, f"{text}, outside of this process: all rollouts share it.")
+        return warning(code, where, f"{text}. Rollouts don't share it: each has its own in memory.", fix=APART)
+    return warning(code, where, f"{text}, outside of this process: all rollouts share it.")
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -129,10 +129,18 @@ def _lost(results: Sequence[RolloutResult], graph: str) -> Iterator[Finding]:
 
 def _untrained(results: Sequence[RolloutResult], graph: str) -> Iterator[Finding]:
     ended = [result for result in results if may_train(result.rollout.status)]
-    silent = [r.rollout for r in ended if not any(turn.role == "trained" for turn in r.turns)]
-    if silent:
-        text = f"{_of(silent, results)} made no call that is trained."
-        yield (error if len(silent) == len(ended) else warning)("no_trained_call", graph, text)
+    silent = [result for result in ended if not any(turn.role == "trained" for turn in result.turns)]
+    if not silent:
+        return
+    told = error if len(silent) == len(ended) else warning
+    text = f"{_of(_rollouts(silent), results)} made no call that is trained."
+    reasons = Counter(turn.role_reason for result in silent for turn in result.turns)
+    if not reasons:
+        yield told("no_trained_call", graph, text)
+        return
+    made = ", ".join(f"{reason} ({n})" for reason, n in reasons.most_common())
+    fix = "Let train=, frozen= and auxiliary= in @trainable leave some call to be trained."
+    yield told("no_trained_call", graph, f"{text} Those that they made: {made}.", fix=fix)
 
 
 def _cut(results: Sequence[RolloutResult], graph: str) -> Iterator[Finding]:
