@@ -105,6 +105,34 @@ def test_a_template_that_keeps_thinking_until_a_user_speaks(tmp_path: Path, make
     assert told(opened, ids, message, [*RESULT, *USER])[0] == "thinking_dropped"
 
 
+def test_an_empty_thought_in_the_place_of_a_dropped_one(tmp_path: Path, make_folder: Any) -> None:
+    """As Qwen3's template writes it: the text behind is held against what was sampled, and nothing else of it."""
+    keeps = Path(__file__).with_name("hermes.jinja").read_text()
+    empties = keeps.replace(
+        "'<|im_start|>assistant\\n' + message.content }}",
+        "'<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n' + message.content }}",
+    )
+    assert empties != keeps
+    opened = open_renderer(str(make_folder(tmp_path, template=empties)))
+    assert told(opened, encoded(tmp_path, f"{THOUGHT}A lamp.<|im_end|>"), says("A lamp."), USER) == (
+        "thinking_dropped",
+    )
+
+
+def test_a_call_id_that_the_model_itself_writes(tmp_path: Path, make_folder: Any) -> None:
+    """It is the reply's own, and not one that a rollout gave."""
+    keeps = Path(__file__).with_name("hermes.jinja").read_text()
+    names = keeps.replace("""{{- '}\\n</tool_call>' }}""", """{{- ', "id": "' + call.id + '"}\\n</tool_call>' }}""")
+    assert names != keeps
+    opened = open_renderer(str(make_folder(tmp_path, template=names)))
+    message = says("", id="A41", n=2)
+    message["tool_calls"][0]["id"] = "x9"
+    results = [{**RESULT[0], "tool_call_id": "x9"}]
+    for id, expected in (("x9", ()), ("y9", ("arguments_respelled",))):
+        sampled = CALL.replace("}}\n</tool_call>", f'}}, "id": "{id}"}}\n</tool_call>')
+        assert told(opened, encoded(tmp_path, sampled), message, results) == expected
+
+
 def test_a_template_that_fails_tells_nothing(tmp_path: Path, make_folder: Any) -> None:
     """It was admitted on the probe's conversations and raises on this reply: nothing is known."""
     answers = '{%- elif message.role == "assistant" %}'
