@@ -65,6 +65,14 @@ def test_a_model_beside_those_that_train_names() -> None:
     assert roles.second_models() == (UndeclaredModel(identity=TWO, beside=ONE, node="judge", detected=None),)
 
 
+def test_the_one_model_is_that_which_train_names() -> None:
+    """Though another was called before it."""
+    roles = TrialRoles(noted(train=("agent",)))
+    assert [roles.role(site(TWO, "judge"))[0], roles.role(site(ONE))[0]] == ["frozen", "trained"]
+    assert roles.one_model == ONE
+    assert roles.second_models() == (UndeclaredModel(identity=TWO, beside=ONE, node="judge", detected=None),)
+
+
 def test_a_predicate_that_raises_is_told() -> None:
     def broken(site: CallSite) -> bool:
         raise KeyError("x")

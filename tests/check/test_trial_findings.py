@@ -98,6 +98,10 @@ def test_rollouts_that_end_well_are_no_finding() -> None:
             ),
         ),
         (
+            [failed("OSError: x"), result()],
+            ("error", "environment_failures", "1 of 2 rollouts ended so. The commonest cause: OSError: x (1)."),
+        ),
+        (
             [failed("OSError: x"), result(), result()],
             ("warning", "environment_failures", "1 of 3 rollouts ended so. The commonest cause: OSError: x (1)."),
         ),

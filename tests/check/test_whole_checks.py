@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from agenttrain.tasks import smallest_effect
+
 HERE = Path(__file__).parent
 ORDER_DESK = Path(__file__).parents[2] / "examples" / "order-desk" / "graph.py"
 POLICY = ORDER_DESK.parent / "policy"
@@ -77,6 +79,23 @@ def test_a_misspelt_selector_is_told_once(new_project: Any, command: Any) -> Non
     assert found == [("error", "frozen=['agnet']")], done.err
 
 
+def test_errors_come_first(new_project: Any, command: Any) -> None:
+    """Whatever was looked at first."""
+    new_project(
+        decorated="""
+def wrong(task, state, colour): return 1
+stops = builder.compile(interrupt_before=["agent"])
+graph = trainable(stops, model=POLICY, tasks="tasks.jsonl", verifier=wrong)
+"""
+    )
+    found = command("check", "graph.py", "--json").json["findings"]
+    assert [(each["severity"], each["code"]) for each in found] == [
+        ("error", "function_refused"),
+        ("warning", "unscripted_interrupt"),
+        ("warning", "few_held_out"),
+    ]
+
+
 def test_the_fit_that_comes_next_is_the_one_that_was_checked(project: Any, command: Any) -> None:
     """With its flags, so that it can be pasted."""
     flags = ("--model", "../desk of mine", "--seed", "3", "--set", "trainer.steps=2", "--set", "limits.tokens=30")
@@ -102,6 +121,7 @@ def test_the_order_desk_has_no_finding(command: Any) -> None:
     verdict = done.json["verdict"]
     assert (verdict["verifiers"], verdict["n_train"], verdict["n_held_out"]) == (["answered"], 1000, 500)
     assert verdict["cost"]["rollouts"] == 16 * 20 * 8 + 2 * 500
+    assert verdict["smallest_effect"] == smallest_effect(500, verdict["spread"]["success"])
 
 
 @pytest.mark.slow
