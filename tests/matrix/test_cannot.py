@@ -82,7 +82,7 @@ def is_not_seen(rolled: Rolled) -> None:
     SECTION,
     "a thread of one's own, without the context",
     outcome="refused",
-    note="EscapeError names thread, line and fix: copy_context().run(model.invoke, …)",
+    note="EscapeError names thread, line and fix: context = copy_context() before the thread starts",
 )
 def test_own_thread(roll: Roll, chat: Any) -> None:
     model = chat()
@@ -95,7 +95,10 @@ def test_own_thread(roll: Roll, chat: Any) -> None:
             thread.join()
         return {"messages": [("ai", "done")]}
 
-    with pytest.raises(EscapeError, match=r"on thread 'mine' at .*test_cannot\.py:\d+ .*copy_context\(\)\.run"):
+    told = (
+        r"on thread 'mine' at .*test_cannot\.py:\d+ .*context = contextvars\.copy_context\(\) before the thread starts"
+    )
+    with pytest.raises(EscapeError, match=told):
         roll(one_node(agent), says())
 
 
@@ -197,6 +200,21 @@ def test_images(roll: Roll, chat: Any) -> None:
     message = HumanMessage([{"type": "text", "text": "what is it?"}, picture])
     with pytest.raises(GraphError, match=r"block of type 'image_url'.*reads text only.*auxiliary=\[…\]"):
         roll(one_node(lambda state: {"messages": [chat().invoke([message])]}), says())
+
+
+@pytest.mark.row(SECTION, "images in a node that catches every exception", outcome="refused", note="as above")
+def test_a_caught_refusal(roll: Roll, chat: Any) -> None:
+    """Else what the node does instead would be trained in its place."""
+    picture = HumanMessage([{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}])
+
+    def agent(state: MessagesState) -> Any:
+        try:
+            return {"messages": [chat().invoke([picture])]}
+        except Exception:
+            return {"messages": [chat().invoke("describe it unseen")]}
+
+    with pytest.raises(GraphError, match="reads text only"):
+        roll(one_node(agent), says("nothing to see"))
 
 
 SERVER_TOOLS = {

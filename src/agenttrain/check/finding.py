@@ -46,7 +46,7 @@ CODES: Mapping[str, Code] = MappingProxyType(
             "error; warning with allow_escapes",
             "a model call on a thread of your own, which belongs to no rollout",
             "keep the context: ContextThreadPoolExecutor of langchain_core.runnables.config, asyncio.to_thread, or "
-            "contextvars.copy_context().run(model.invoke, …)",
+            "context = contextvars.copy_context() before the thread starts and context.run(model.invoke, …) in it",
         ),
         "unanswerable_call": _code(
             "error",

@@ -203,8 +203,9 @@ def _escaped(model: BaseChatModel) -> None:
     error = EscapeError(
         f"{where}, outside of any rollout while rollouts run, so nobody knows which rollout it belongs to. A thread of "
         "your own doesn't inherit the context: use langchain_core.runnables.config.ContextThreadPoolExecutor, "
-        "asyncio.to_thread, or contextvars.copy_context().run(model.invoke, …). With @trainable(allow_escapes=True) "
-        "your own model answers such calls and they are only counted."
+        "asyncio.to_thread, or take context = contextvars.copy_context() before the thread starts and call "
+        "context.run(model.invoke, …) in it. With @trainable(allow_escapes=True) your own model answers such calls and "
+        "they are only counted."
     )
     with _lock:
         strict = any(not gate.allow_escapes for gate in watching)
