@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import RetryPolicy
 from matrix.graphs import in_a_row
 from matrix.harness import Roll, Seen, says
 from matrix.own_model import OwnModel, OwnWriter
@@ -105,6 +107,35 @@ def test_a_subgraph(selector: str, frozen: int, roll: Roll, chat: Any) -> None:
     rolled = roll(graph.compile(), says("a", "b", "c"), frozen=[selector])
     assert [turn.role for turn in rolled.turns] == ["frozen"] * frozen + ["trained"] * (3 - frozen)
     assert [turn.site.node for turn in rolled.turns] == ["draft", "review", "last"]
+
+
+@pytest.mark.row(SECTION, "a selector for the node that calls a graph with a thread_id of its own: all calls within")
+def test_a_graph_of_its_own_thread(roll: Roll, chat: Any) -> None:
+    """LangGraph begins such a graph's namespace anew; the node around it is still known, its retries too."""
+    model, tries = chat(), [ConnectionError("once")]
+
+    def inner(state: MessagesState) -> Any:
+        return {"messages": [model.invoke(state["messages"])]}
+
+    team = in_a_row(inner, checkpointer=InMemorySaver())
+
+    def worker(state: MessagesState) -> Any:
+        got = team.invoke({"messages": [("user", "hi")]}, {"configurable": {"thread_id": "1"}})
+        if tries:
+            raise tries.pop()
+        return {"messages": got["messages"][-1:]}
+
+    def agent(state: MessagesState) -> Any:
+        return {"messages": [model.invoke("bye")]}
+
+    builder = StateGraph(MessagesState)
+    builder.add_node("worker", worker, retry_policy=RetryPolicy(initial_interval=0.01))
+    builder.add_node("agent", agent)
+    graph = builder.add_edge(START, "worker").add_edge("worker", "agent").compile()
+    rolled = roll(graph, says("thrown away", "a", "b"), frozen=["worker"])
+    assert [turn.site.nodes for turn in rolled.turns] == [("inner", "worker"), ("inner", "worker"), ("agent",)]
+    assert rolled.roles == {"frozen": 2, "trained": 1}
+    assert [turn.site.attempts for turn in rolled.turns] == [(), (2, 1), ()]
 
 
 @pytest.mark.row(SECTION, "a misspelt node", outcome="refused")

@@ -1,8 +1,9 @@
-"""LangGraph's callbacks become how often each node execution of a rollout was tried, those around a call included.
+"""LangGraph's callbacks become the node executions around a call, and how often each of them was tried.
 
 LangGraph tells a call the attempt of its own node alone, and 1.0 tells none; a node that calls a graph or a task may be
 tried again as well, with all that was made in it. Counted is what raised: a node that asked a human runs again too, and
-its answer was not thrown away.
+its answer was not thrown away. And a graph that a node calls with a thread_id of its own begins a namespace anew, which
+knows nothing of that node.
 
 Source: langgraph 1.0 to 1.2, pregel/_algo.py: a task's run has the tag `graph:step:N` and its namespace as metadata.
 """
@@ -14,6 +15,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 from uuid import UUID
@@ -22,6 +24,15 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langgraph.errors import GraphBubbleUp
 
 _OF_TASK = "graph:step:"
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Something under way: a node execution, or anything else that may stand between two of them."""
+
+    parent: UUID | None
+    namespace: str | None
+    """None: it is no node execution."""
 
 
 class Attempts(BaseCallbackHandler):
@@ -36,7 +47,7 @@ class Attempts(BaseCallbackHandler):
     ignore_custom_event = True
 
     def __init__(self) -> None:
-        self._under_way: dict[UUID, str] = {}
+        self._under_way: dict[UUID, _Run] = {}
         self._failed = Counter[str]()
         self._lock = threading.Lock()
 
@@ -46,14 +57,16 @@ class Attempts(BaseCallbackHandler):
         inputs: Any,
         *,
         run_id: UUID,
+        parent_run_id: UUID | None = None,
         tags: Sequence[str] | None = None,
         metadata: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """A node execution begins, or anything else, which is passed over."""
-        if any(tag.startswith(_OF_TASK) for tag in tags or ()):
-            with self._lock:
-                self._under_way[run_id] = str((metadata or {}).get("langgraph_checkpoint_ns"))
+        """A node execution begins, or anything else."""
+        is_node = any(tag.startswith(_OF_TASK) for tag in tags or ())
+        namespace = str((metadata or {}).get("langgraph_checkpoint_ns")) if is_node else None
+        with self._lock:
+            self._under_way[run_id] = _Run(parent_run_id, namespace)
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """It ended."""
@@ -63,9 +76,23 @@ class Attempts(BaseCallbackHandler):
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """It raised; LangGraph's own signals, such as an interrupt, are no failure."""
         with self._lock:
-            namespace = self._under_way.pop(run_id, None)
-            if namespace is not None and not isinstance(error, GraphBubbleUp):
-                self._failed[namespace] += 1
+            run = self._under_way.pop(run_id, None)
+            if run is not None and run.namespace is not None and not isinstance(error, GraphBubbleUp):
+                self._failed[run.namespace] += 1
+
+    def namespaces(self, run_id: UUID | None) -> list[str]:
+        """Of the node executions around a run, outermost first; one that another continues is left out.
+
+        Example: node worker calls a graph of its own thread, whose node model calls -> ["worker:a1", "model:b2"]
+        """
+        found: list[str] = []
+        with self._lock:
+            while run_id is not None and (run := self._under_way.get(run_id)) is not None:
+                outer = run.namespace
+                if outer is not None and not (found and f"{found[0]}|".startswith(f"{outer}|")):
+                    found.insert(0, outer)
+                run_id = run.parent
+        return found
 
     def at(self, checkpoint_ns: str) -> tuple[int, ...]:
         """The attempt, from 1, of each part of a namespace. Empty: nothing was tried again.
@@ -96,3 +123,9 @@ def attempts_at(checkpoint_ns: str) -> tuple[int, ...]:
     """The attempt of each part of a namespace, in the run that this is called in. Empty: nothing was tried again."""
     attempts = _attempts.get()
     return attempts.at(checkpoint_ns) if attempts is not None else ()
+
+
+def namespaces_around(run_id: UUID | None) -> list[str]:
+    """Of the node executions around a run, outermost first. Empty: nothing is known of it."""
+    attempts = _attempts.get()
+    return attempts.namespaces(run_id) if attempts is not None else []

@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +23,19 @@ from agenttrain.records import CallSite, ModelCall, Reply, Role
 
 CALL = "agenttrain_call"
 """Keyword that carries a `Routed` from a funnel to the PolicyModel."""
+
+
+_refusals: contextvars.ContextVar[list[GraphError] | None] = contextvars.ContextVar("agenttrain_refusals", default=None)
+
+
+@contextmanager
+def kept_refusals(refusals: list[GraphError]) -> Iterator[None]:
+    """Put into a list what calls in the block are refused for, whether or not it comes out of the graph."""
+    token = _refusals.set(refusals)
+    try:
+        yield
+    finally:
+        _refusals.reset(token)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +53,19 @@ class Routed:
     """The reply, once there is one."""
 
     def call(self, messages: Sequence[BaseMessage], stop: Sequence[str] | None) -> ModelCall:
+        """The call in plain data.
+
+        Raises:
+            GraphError: the policy can't answer it; kept too, since the graph's own code may catch it.
+        """
+        try:
+            return self._plain(messages, stop)
+        except GraphError as error:
+            if (refusals := _refusals.get()) is not None:
+                refusals.append(error)
+            raise
+
+    def _plain(self, messages: Sequence[BaseMessage], stop: Sequence[str] | None) -> ModelCall:
         settings = self.settings
         if (settings.get("n") or getattr(self.model, "n", None) or 1) > 1:
             raise GraphError(

@@ -23,8 +23,10 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.errors import GraphRecursionError
 from langgraph.types import Command, Interrupt
 
+from agenttrain.errors import GraphError
 from agenttrain.graph.attempts import counted_attempts
 from agenttrain.graph.intercept import outside_rollouts, use_route
+from agenttrain.graph.policy_model import kept_refusals
 from agenttrain.graph.runnable import RunnableGraph
 from agenttrain.protocols import Route
 
@@ -60,6 +62,8 @@ class GraphEnding:
     """The error says that the model's own answer doesn't fit the form the graph asked for."""
     refused_arguments: bool = False
     """The error says that a tool's arguments don't fit its schema; whose arguments they were it doesn't say."""
+    refusal: GraphError | None = None
+    """The first call that the policy can't answer, even where the graph's own code caught it. None: there was none."""
 
 
 Answer = Callable[[Sequence[Interrupt], Any], Mapping[str, Any]]
@@ -74,6 +78,7 @@ class _LastState:
         self.state: Any = None
         self.interrupts: tuple[Interrupt, ...] | None = None
         """None: it is not interrupted. Empty: at a breakpoint, where nothing is asked."""
+        self.refusals: list[GraphError] = []
 
     def take(self, mode: str, chunk: Any) -> None:
         """Take one chunk of the modes `STREAMED`; each task that waits tells its own interrupts."""
@@ -96,6 +101,7 @@ class _LastState:
             interrupts=self.interrupts or (),
             unreadable_answer=error is not None and is_unreadable_answer(error),
             refused_arguments=error is not None and is_refusal(error),
+            refusal=next(iter(self.refusals), None),
         )
 
 
@@ -137,6 +143,7 @@ def run_graph(
     try:
         with (
             counted_attempts() as attempts,
+            kept_refusals(last.refusals),
             rollout_loop() if runnable.async_only and loop is None else nullcontext(loop) as loop,
         ):
             config["callbacks"] = [*callbacks, attempts]

@@ -13,7 +13,7 @@ from typing import Any
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables.config import var_child_runnable_config
 
-from agenttrain.graph.attempts import attempts_at
+from agenttrain.graph.attempts import attempts_at, namespaces_around
 from agenttrain.records import CallSite
 
 EMULATION = "You are emulating a tool call for testing purposes.\n\nTool: "
@@ -38,12 +38,13 @@ def call_site(
     execution = getattr(configurable.get("__pregel_runtime"), "execution_info", None)
     model_class, model_name, base_url = model_identity(model, settings)
     namespace = str(configurable.get("checkpoint_ns") or around.get("langgraph_checkpoint_ns") or "")
-    attempts = attempts_at(namespace)
+    outer = _left_out(namespace, config)
+    attempts = _attempts([*outer, namespace])
     return CallSite(
         node=around.get("langgraph_node") or _innermost(namespace),
         step=around.get("langgraph_step"),
         task_id=execution.task_id if execution else configurable.get(_TASK_ID),
-        checkpoint_ns=namespace,
+        checkpoint_ns="|".join([*outer, namespace]),
         path=_path_text(around.get("langgraph_path")),
         attempt=max((execution.node_attempt if execution else 1, *attempts[-1:])),
         attempts=attempts,
@@ -54,6 +55,22 @@ def call_site(
         base_url=base_url,
         thread=threading.current_thread().name,
     )
+
+
+def _left_out(namespace: str, config: Mapping[str, Any]) -> list[str]:
+    """Namespaces around one that begins anew, outermost first: a graph is called with a thread_id of its own.
+
+    Source: langgraph 1.0 to 1.2, pregel/main.py: such a call is no subgraph of the node that makes it.
+    """
+    around = namespaces_around(getattr(config.get("callbacks"), "parent_run_id", None))
+    return [outer for outer in around if not f"{namespace}|".startswith(f"{outer}|")] if namespace else []
+
+
+def _attempts(namespaces: Sequence[str]) -> tuple[int, ...]:
+    """The attempt of each part of the namespaces laid end to end. Empty: nothing was tried again."""
+    by_namespace = [attempts_at(each) or (1,) * len(each.split("|")) for each in namespaces]
+    attempts = tuple(attempt for each in by_namespace for attempt in each)
+    return attempts if any(attempt > 1 for attempt in attempts) else ()
 
 
 def model_identity(model: object, settings: Mapping[str, Any] | None = None) -> tuple[str, str, str]:
