@@ -134,6 +134,8 @@ class Runner:
     def _refusal(self, ending: GraphEnding) -> GraphError | None:
         if isinstance(ending.error, GraphError):
             return ending.error
+        if ending.refusal is not None:
+            return ending.refusal
         if self.roles.refused is not None:
             return self.roles.refused
         return None if self.gate.allow_escapes else self.gate.first_escape
