@@ -8,7 +8,7 @@ import pytest
 
 from agenttrain.check.reward_findings import Spread, reward_findings, spread_of
 from agenttrain.check.trial import Trial, trial_tasks
-from agenttrain.check.trial_findings import commonest_cause, respelling_notes, trial_findings
+from agenttrain.check.trial_findings import commonest_cause, never_began, respelling_notes, trial_findings
 from agenttrain.check.verdict import Cost, cost_of
 from agenttrain.config import resolve
 from agenttrain.errors import GraphError, RoleError
@@ -168,6 +168,22 @@ def test_breaks_have_the_fixes_of_their_causes() -> None:
     turns = (turn(break_cause="thinking_dropped"), turn(break_cause="tools_changed"))
     (found,) = trial_findings(trial(result(turns=turns)), "graph.py:graph", waits="")
     assert found.fix == ('Keep the thinking: renderer.history = "keep". Offer the same tools within a conversation.')
+
+
+ROOM = "room: the prompt has {} ids, the engine takes 2048"
+
+
+def test_prompts_without_room_are_an_error_before_any_trained_turn() -> None:
+    """And neither cut nor without a trained call; a warning where they come later."""
+    first = [result(status="budget_exhausted", cause=ROOM.format(n), turns=()) for n in (2100, 3540)]
+    ((severity, code, where, cause),) = told(*first)
+    assert (severity, code, where) == ("error", "no_room", "graph.py:graph")
+    assert cause == (
+        "2 of 2 rollouts ended on a prompt that the engine can't take: the longest has 3540 ids, and it takes 2048."
+    )
+    later = result(status="budget_exhausted", cause=ROOM.format(2049))
+    assert [(severity, code) for severity, code, _, _ in told(later)] == [("warning", "no_room")]
+    assert [never_began(each) for each in (*first, later)] == [True, True, False]
 
 
 def test_half_of_the_rollouts_cut_is_no_finding() -> None:

@@ -106,6 +106,16 @@ def test_the_fit_that_comes_next_is_the_one_that_was_checked(project: Any, comma
     )
 
 
+def test_a_prompt_that_the_engine_does_not_take(new_project: Any, command: Any) -> None:
+    """It is told as what it is: no zero reward, no missing call, no limit."""
+    long = {"messages": [{"role": "user", "content": "How many? " * 2000}]}
+    tasks = [{"id": str(i), "input": long, "split": "train" if i < 4 else "held_out"} for i in range(104)]
+    new_project(tasks=tasks)
+    found = command("check", "graph.py", "--json", "--n-tasks", "1").json["findings"]
+    assert [(each["severity"], each["code"]) for each in found] == [("error", "no_room")]
+    assert "max_position_embeddings" in found[0]["fix"]
+
+
 def test_mermaid_alone_is_on_standard_output(command: Any) -> None:
     """Why it ends with 1 stands on standard error."""
     done = command("check", HERE / "broken" / "escape" / "graph.py", "--mermaid", "--n-tasks", "1", "--siblings", "1")

@@ -12,7 +12,7 @@ from agenttrain.check.prepared import Prepared
 from agenttrain.check.reward_findings import reward_findings
 from agenttrain.check.shape_findings import second_model_findings, waiting_places
 from agenttrain.check.trial import Trial, trial_tasks, tried
-from agenttrain.check.trial_findings import respelling_notes, trial_findings
+from agenttrain.check.trial_findings import never_began, respelling_notes, trial_findings
 from agenttrain.check.verdict import Verdict, verdict_of
 from agenttrain.evaluation import Watcher
 from agenttrain.graph.shape import GraphShape
@@ -112,7 +112,8 @@ def _findings(prepared: Prepared, trial: Trial | None) -> tuple[Finding, ...]:
     if trial is not None:
         happened = trial_findings(trial, prepared.job.loaded.name, waits=waiting_places(prepared.shape))
         if prepared.verifiers:
-            happened += reward_findings(trial.results, ", ".join(prepared.verifiers))
+            begun = [result for result in trial.results if not never_began(result)]
+            happened += reward_findings(begun, ", ".join(prepared.verifiers))
         codes = {finding.code for finding in happened if finding.severity == "error"}
         found = [each for each in found if each.severity == "error" or each.code not in codes] + happened
     told = {(finding.code, finding.where) for finding in found if finding.severity == "error"}

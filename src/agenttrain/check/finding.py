@@ -158,6 +158,12 @@ CODES: Mapping[str, Code] = MappingProxyType(
         "lost_calls": _code(
             "warning", "rollouts that lost the answer of a call, or were stopped", "see the engine's log"
         ),
+        "no_room": _code(
+            "error when such a rollout has no trained turn; else warning",
+            "prompts with more ids than the engine takes, so that rollouts end there",
+            "a policy with a longer context (max_position_embeddings in its config.json), shorter prompts or fewer "
+            "tools",
+        ),
         "most_cut": _code(
             "warning",
             "most rollouts run out of turns, tokens or seconds",

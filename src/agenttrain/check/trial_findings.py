@@ -29,6 +29,7 @@ REFUSED = ("EscapeError:", "GraphError:", "RoleError:")
 OWN_FUNCTIONS = ("setup=", "on_interrupt=")
 """How the word on a user's function begins that gave what no rollout can take."""
 _PLACE = re.compile(r"(?P<model>.*?) was called (?P<nodes>.*?)on thread '.*?'(?P<line>.*)")
+_ROOM = re.compile(r"room: the prompt has (?P<n>\d+) ids, the engine takes (?P<most>\d+)")
 _NAMED = re.compile(r"'([^']*)'")
 
 
@@ -44,9 +45,15 @@ def trial_findings(trial: Trial, graph: str, *, waits: str) -> list[Finding]:
     results = trial.results
     found += [*_interrupts(results, waits or graph), *_verifier_errors(results)]
     found += [*_environment(results, graph, follows_from_escapes=bool(trial.escapes)), *_lost(results, graph)]
+    found += _no_room(results, graph)
     if is_whole:
         found += [*_untrained(results, graph), *_cut(results, graph)]
     return [*found, *_invalid_calls(results), *_missed(results), *_breaks(results)]
+
+
+def never_began(result: RolloutResult) -> bool:
+    """Whether it ended on a prompt that the engine can't take before any trained turn: its reward says nothing."""
+    return bool(_ROOM.match(result.rollout.cause)) and not _is_trained(result)
 
 
 def respelling_notes(results: Sequence[RolloutResult]) -> tuple[str, ...]:
@@ -127,9 +134,19 @@ def _lost(results: Sequence[RolloutResult], graph: str) -> Iterator[Finding]:
         yield warning("lost_calls", graph, text)
 
 
+def _no_room(results: Sequence[RolloutResult], graph: str) -> Iterator[Finding]:
+    matches = [(result, match) for result in results if (match := _ROOM.match(result.rollout.cause))]
+    if not matches:
+        return
+    told = error if any(never_began(result) for result, _ in matches) else warning
+    longest = max((match for _, match in matches), key=lambda match: int(match["n"]))
+    text = f"{_of(_rollouts([result for result, _ in matches]), results)} ended on a prompt that the engine can't take:"
+    yield told("no_room", graph, f"{text} the longest has {longest['n']} ids, and it takes {longest['most']}.")
+
+
 def _untrained(results: Sequence[RolloutResult], graph: str) -> Iterator[Finding]:
-    ended = [result for result in results if may_train(result.rollout.status)]
-    silent = [result for result in ended if not any(turn.role == "trained" for turn in result.turns)]
+    ended = [result for result in results if may_train(result.rollout.status) and not never_began(result)]
+    silent = [result for result in ended if not _is_trained(result)]
     if not silent:
         return
     told = error if len(silent) == len(ended) else warning
@@ -144,7 +161,7 @@ def _untrained(results: Sequence[RolloutResult], graph: str) -> Iterator[Finding
 
 
 def _cut(results: Sequence[RolloutResult], graph: str) -> Iterator[Finding]:
-    cut = [rollout for rollout in _rollouts(results) if rollout.status in CUT]
+    cut = [each for each in _rollouts(results) if each.status in CUT and not _ROOM.match(each.cause)]
     if 2 * len(cut) > len(results):
         text = f"{_of(cut, results)} were cut. The commonest cause: {commonest_cause(cut)}"
         yield warning("most_cut", graph, text)
@@ -182,6 +199,10 @@ def commonest_cause(rollouts: Sequence[Rollout]) -> str:
     causes = Counter(rollout.cause.replace(repr(rollout.task_id), "…") for rollout in rollouts)
     cause, n = causes.most_common(1)[0]
     return f"{cause.rstrip('.')} ({n})."
+
+
+def _is_trained(result: RolloutResult) -> bool:
+    return any(turn.role == "trained" for turn in result.turns)
 
 
 def _rollouts(results: Sequence[RolloutResult]) -> list[Rollout]:
