@@ -92,6 +92,11 @@ class Project:
         path.write_text(text)
         return path
 
+    def line_of(self, text: str) -> int:
+        """Number of the first line of graph.py that holds a text."""
+        lines = (self.folder / "graph.py").read_text().splitlines()
+        return next(number for number, line in enumerate(lines, start=1) if text in line)
+
     def write_tasks(self, rows: Sequence[Mapping[str, Any]], name: str = "tasks.jsonl") -> Path:
         return self.write(name, "".join(json.dumps(row) + "\n" for row in rows))
 

@@ -122,7 +122,7 @@ def test_a_tool_or_node_that_raises(order_desk: Any, then: str, status: str, tol
     (attempts,) = rollouts(project)
     last = attempts[-1].rollout
     assert {each.rollout.status for each in attempts} == {status}
-    assert last.cause.startswith(told)
+    assert last.cause.startswith(f"{told} at graph.py:{project.line_of(then)} (then)")
     assert not last.success
     if status == "environment_failure":
         assert [each.rollout.attempt for each in attempts] == [0, 1, 2]

@@ -189,9 +189,13 @@ def human(task, question):
         (
             "raise KeyError('desk')",
             "environment_failure",
-            "WorldError: on_interrupt=human raised KeyError on task 'task-0",
+            "WorldError: on_interrupt=human raised KeyError on task 'task-0': 'desk' at graph.py:{line} (human)",
         ),
-        ("raise PolicyFailure('asked too much')", "policy_failure", "PolicyFailure: asked too much (after 1 trained"),
+        (
+            "raise PolicyFailure('asked too much')",
+            "policy_failure",
+            "PolicyFailure: asked too much at graph.py:{line} (human) (after 1 trained turns)",
+        ),
         ("raise SystemExit(2)", "environment_failure", "WorldError: on_interrupt=human raised SystemExit on task"),
     ],
 )
@@ -199,9 +203,10 @@ def human(task, question):
 def test_a_human_who_raises(new_project: Any, define: str, then: str, status: str, told: str) -> None:
     """It is told as on_interrupt's own; PolicyFailure is the policy's."""
     human = HUMAN.replace("def human", define).replace('return "yes"', then)
-    result, _ = rolled_out(new_project(ASKS + APART + human, decorated=COMPILED))
+    project = new_project(ASKS + APART + human, decorated=COMPILED)
+    result, _ = rolled_out(project)
     assert result.rollout.status == status
-    assert result.rollout.cause.startswith(told)
+    assert result.rollout.cause.startswith(told.format(line=project.line_of(then)))
     assert [turn.site.node for turn in result.turns] == ["agent"]
 
 

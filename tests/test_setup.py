@@ -150,8 +150,9 @@ def shop(task):
     assert {(r.status, r.attempt) for r in rollouts} == {("environment_failure", attempt) for attempt in range(3)}
     assert {r.reward for r in rollouts} == {None}
     assert min(rollout.cause for rollout in rollouts) == (
-        "WorldError: setup=shop raised PolicyFailure: no such table before task 'task-4'. Nothing was run; the rollout "
-        "is tried again. (after 0 trained turns)"
+        "WorldError: setup=shop raised PolicyFailure: no such table at "
+        f"graph.py:{project.line_of('no such table')} (shop) before task 'task-4'. Nothing was run; the rollout is "
+        "tried again. (after 0 trained turns)"
     )
 
 
@@ -169,7 +170,7 @@ LEAVES = """
 @pytest.mark.parametrize(
     ("then", "told"),
     [
-        ("raise OSError('still in use')", "leaving setup=shop raised OSError: still in use"),
+        ("raise OSError('still in use')", "leaving setup=shop raised OSError: still in use at graph.py:{line} (shop)"),
         ("threading.Event().wait()", "leaving setup=shop took more than 0.2 s"),
     ],
 )
@@ -178,7 +179,7 @@ def test_what_goes_wrong_on_leaving_is_told_and_the_result_stays(new_project: An
     setup = LEAVES.format(kind="", define="def", then=then)
     project = new_project(WORLDS + SYNC_NODE + setup + LOOKS, decorated=DECORATED)
     result, events = rolled_out(project, limits={"verifier_seconds": 0.2})
-    assert result.rollout.cause.split("; ")[-1] == told
+    assert result.rollout.cause.split("; ")[-1] == told.format(line=project.line_of(then))
     assert result.rollout.status in ("completed", "truncated")
     assert (result.rollout.reward.score, len(result.samples), events[-1]) == (0.5, 1, "left")  # type: ignore[union-attr]
 
@@ -204,7 +205,9 @@ def test_a_world_is_left_when_the_graph_raises(new_project: Any, kind: str, defi
     project = new_project(WORLDS + body + setup + LOOKS, decorated=DECORATED)
     result, events = rolled_out(project)
     assert (result.rollout.status, events) == ("environment_failure", ["left"])
-    assert result.rollout.cause.endswith(" (after 0 trained turns)")
+    place = f" at graph.py:{project.line_of(then)} (broken)"
+    noted = "" if "SystemExit" in then else " in node agent"  # LangGraph notes it on an Exception alone
+    assert result.rollout.cause.endswith(f"{place}{noted} (after 0 trained turns)")
 
 
 @pytest.mark.parametrize(("kind", "define"), [("", "def"), ("async", "async def")])

@@ -193,8 +193,14 @@ def test_a_langsmith_evaluation_result_is_taken() -> None:
 
 
 def test_an_exception_is_attributed_to_its_verifier() -> None:
-    with pytest.raises(RewardError, match=r"Verifier 'v' raised KeyError on task 't': 'gone'") as caught:
-        reward_of(lambda state: {}["gone"])
+    def verifier(state: Any) -> Any:
+        return {}["gone"]
+
+    at = f"test_score.py:{verifier.__code__.co_firstlineno + 1} \\(verifier\\)"
+    with pytest.raises(
+        RewardError, match=f"Verifier 'v' raised KeyError on task 't': 'gone' at {at}. Handle"
+    ) as caught:
+        reward_of(verifier)
     assert isinstance(caught.value.__cause__, KeyError)
 
 

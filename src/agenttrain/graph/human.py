@@ -12,6 +12,7 @@ from typing import Any
 
 from langgraph.types import Interrupt
 
+from agenttrain.error_place import place_of_error
 from agenttrain.errors import PolicyFailure, WorldError
 from agenttrain.graph.named import call_with, check_call
 from agenttrain.graph.run import Answer
@@ -74,6 +75,6 @@ def _attributed(what: str, task: Task) -> Iterator[None]:
         raise
     except BaseException as error:
         raise WorldError(
-            f"{what} raised {type(error).__name__} on task {task.id!r}: {error}. Handle it there; raise PolicyFailure "
-            "when the policy itself did wrong."
+            f"{what} raised {type(error).__name__} on task {task.id!r}: {error}{place_of_error(error)}. Handle it "
+            "there; raise PolicyFailure when the policy itself did wrong."
         ) from error

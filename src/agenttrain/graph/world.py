@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from agenttrain.error_place import place_of_error
 from agenttrain.errors import GraphError, WorldError
 from agenttrain.graph.intercept import outside_rollouts
 from agenttrain.graph.named import call_with, check_call
@@ -82,8 +83,8 @@ class World:
             raise
         except BaseException as error:
             raise WorldError(
-                f"{setup_text(setup)} raised {type(error).__name__}: {error} before task {task.id!r}. "
-                "Nothing was run; the rollout is tried again."
+                f"{setup_text(setup)} raised {type(error).__name__}: {error}{place_of_error(error)} before task "
+                f"{task.id!r}. Nothing was run; the rollout is tried again."
             ) from error
         try:
             self.given = _read(given, setup_text(setup))
@@ -114,7 +115,8 @@ class World:
         return ""
 
     def _raised(self, error: BaseException) -> str:
-        return f"{NOT_LEFT}{function_name(self._setup)} raised {type(error).__name__}: {error}"
+        what = f"{type(error).__name__}: {error}{place_of_error(error)}"
+        return f"{NOT_LEFT}{function_name(self._setup)} raised {what}"
 
     def _live(self) -> None:
         """Everything that happens on the world's thread."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from agenttrain.error_place import place_of_error
 from agenttrain.errors import PolicyFailure, RewardError, RolloutStop
 from agenttrain.records import Credit, Reward, RewardPart, Task, Turn, TurnView
 from agenttrain.reward.credit import credit_in, summed
@@ -227,8 +228,8 @@ def _answer(
     except Raised as raised:
         error = raised.error
         raise RewardError(
-            f"Verifier {name!r} raised {type(error).__name__} on task {task.id!r}: {error}. Handle it in the verifier; "
-            "raise PolicyFailure when the policy itself did wrong."
+            f"Verifier {name!r} raised {type(error).__name__} on task {task.id!r}: {error}{place_of_error(error)}. "
+            "Handle it in the verifier; raise PolicyFailure when the policy itself did wrong."
         ) from error
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from agenttrain.error_place import place_of_error
 from agenttrain.errors import AgenttrainError, PolicyFailure, RolloutStop
 from agenttrain.records import RolloutRequest, Status
 
@@ -194,8 +195,10 @@ def _raised(ending: Ending) -> tuple[Status, str] | None:
 
 
 def _in_words(ending: Ending) -> str:
+    """What was raised; where too, unless it is ours and says so itself."""
     error = ending.error
-    return f"{type(error).__name__}: {error}{_after(ending)}"
+    place = "" if error is None or isinstance(error, AgenttrainError) else place_of_error(error)
+    return f"{type(error).__name__}: {error}{place}{_after(ending)}"
 
 
 def _after(ending: Ending) -> str:
