@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -256,17 +257,47 @@ def test_rewards_that_are_all_zero() -> None:
     cut = result(score=0.0, status="truncated")
     unfinished = Reward(score=-0.3, parts=(RewardPart(name="v", score=0.0),), unfinished=-0.3)
     cut = result(status="truncated", reward=unfinished, success=False)
-    (found,) = reward_findings([*rewards(("a", 0.0), ("b", 0.0)), cut], "v")
+    (found,) = reward_findings([*rewards(("a", 0.0), ("b", 0.0)), cut], "v", renderer=None)
     assert (found.severity, found.code, found.where) == ("error", "all_zero_rewards", "v")
     assert found.cause == "All 3 rollouts of this check got 0 from the verifiers."
 
 
+class Letters:
+    """Reads id 1 as "a", and so on; 0 ends a reply."""
+
+    stop_ids = (0,)
+
+    def decode(self, ids: Any) -> str:
+        return "".join(chr(96 + id) for id in ids)
+
+
+def test_zero_rewards_show_an_answer_beside_its_reference() -> None:
+    """Of a rollout that was not cut, and its last reply; long ones are cut."""
+
+    def replied(task: str, *ids: tuple[int, ...], **fields: Any) -> RolloutResult:
+        turns = tuple(
+            turn(response_ids=i, response_logprobs=(0.0,) * len(i), weight_versions=(0,) * len(i)) for i in ids
+        )
+        made = result(task, score=0.0, turns=turns, **fields)
+        return replace(made, request=RolloutRequest(task=Task(id=task, input={}, reference="ab"), phase="check"))
+
+    results = [replied("cut", (3,), status="truncated"), replied("done", (3, 0), (1, 2, 0), ())]
+    (found,) = reward_findings(results, "v", renderer=Letters())  # type: ignore[arg-type]
+    assert found.cause == (
+        "All 2 rollouts of this check got 0 from the verifiers. "
+        "Task 'done': the reference is 'ab', the last reply 'ab'."
+    )
+    assert found.fix.startswith("If this answer is right, mend the verifier. Else ")
+    (found,) = reward_findings([replied("long", (1,) * 300)], "v", renderer=Letters())  # type: ignore[arg-type]
+    assert found.cause.endswith(f"the last reply '{'a' * 199}….")
+
+
 def test_rewards_that_are_equal_within_each_group() -> None:
     """Though they differ between groups: nothing is learned from that."""
-    (found,) = reward_findings(rewards(("a", 1.0), ("a", 1.0), ("b", 0.5), ("b", 0.5)), "v")
+    (found,) = reward_findings(rewards(("a", 1.0), ("a", 1.0), ("b", 0.5), ("b", 0.5)), "v", renderer=None)
     assert (found.severity, found.code) == ("warning", "no_spread")
     assert found.cause == "In each of 2 groups all rewards are equal (0.75 on the mean)."
-    (found,) = reward_findings(rewards(("a", 1.0), ("a", 1.0)), "v")
+    (found,) = reward_findings(rewards(("a", 1.0), ("a", 1.0)), "v", renderer=None)
     assert found.cause == "In each of 1 group all rewards are equal (1 on the mean): every rollout succeeded."
 
 
@@ -281,13 +312,13 @@ def test_rewards_that_are_equal_within_each_group() -> None:
     ids=["they differ", "no group", "most have none", "none"],
 )
 def test_rewards_of_which_nothing_is_said(results: list[RolloutResult]) -> None:
-    assert reward_findings(results, "v") == []
+    assert reward_findings(results, "v", renderer=None) == []
 
 
 def test_credit_of_parts_of_a_rollout_is_spread() -> None:
     """Equal scores, and turns that are told apart."""
     credited = Reward(score=1.0, parts=(RewardPart(name="v", score=1.0),), credit=Credit(by_turn={0: 1.0}))
-    assert reward_findings([result(reward=credited), result(reward=credited)], "v") == []
+    assert reward_findings([result(reward=credited), result(reward=credited)], "v", renderer=None) == []
 
 
 def test_the_spread_counts_groups_that_teach() -> None:

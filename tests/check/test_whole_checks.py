@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,14 @@ def test_a_misspelt_selector_is_told_once(new_project: Any, command: Any) -> Non
         (each["severity"], each["where"]) for each in done.json["findings"] if each["code"] == "selector_unmatched"
     ]
     assert found == [("error", "frozen=['agnet']")], done.err
+
+
+def test_zero_rewards_name_the_run_and_an_answer(command: Any) -> None:
+    """So that a verifier that is wrong is seen at once."""
+    done = command("check", HERE / "broken" / "all_zero_rewards" / "graph.py", "--json", "--n-tasks", "1")
+    (found,) = done.json["findings"]
+    assert f"agenttrain inspect {done.json['run_id']};" in found["fix"]
+    assert re.search(r"Task '.+': the reference is '.+', the last reply '.+'\.$", found["cause"])
 
 
 def test_errors_come_first(new_project: Any, command: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agenttrain.check.calls import Calls, calls_of, roles_by_node
@@ -86,7 +86,10 @@ def checked(
         tasks = trial_tasks(prepared.to_try, n_tasks)
         trial = tried(job, run, tasks=tasks, siblings=siblings, watcher=watcher)
     results = trial.results if trial is not None else ()
-    findings = _findings(prepared, trial)
+    findings = tuple(
+        replace(found, fix=found.fix.replace("inspect RUN", f"inspect {run.id}"))
+        for found in _findings(prepared, trial)
+    )
     said = Checked(
         run_id=run.id,
         graph=job.loaded.name,
@@ -113,7 +116,7 @@ def _findings(prepared: Prepared, trial: Trial | None) -> tuple[Finding, ...]:
         happened = trial_findings(trial, prepared.job.loaded.name, waits=waiting_places(prepared.shape))
         if prepared.verifiers:
             begun = [result for result in trial.results if not never_began(result)]
-            happened += reward_findings(begun, ", ".join(prepared.verifiers))
+            happened += reward_findings(begun, ", ".join(prepared.verifiers), renderer=prepared.job.renderer)
         codes = {finding.code for finding in happened if finding.severity == "error"}
         found = [each for each in found if each.severity == "error" or each.code not in codes] + happened
     told = {(finding.code, finding.where) for finding in found if finding.severity == "error"}

@@ -142,8 +142,8 @@ CODES: Mapping[str, Code] = MappingProxyType(
         "all_zero_rewards": _code(
             "error",
             "no rollout got anything from the verifiers: there is nothing to learn from",
-            "see some rollouts: agenttrain inspect RUN. Then easier tasks, a finer reward or a better starting model; "
-            "--n-tasks and --siblings look at more",
+            "if this answer is right, mend the verifier. Else see more rollouts: agenttrain inspect RUN; then easier "
+            "tasks, a finer reward or a better starting model; --n-tasks and --siblings look at more",
         ),
         "no_spread": _code(
             "warning",

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev
+from typing import Any
 
 from agenttrain.alarms import EQUAL_REWARDS
 from agenttrain.check.finding import Finding, counted, error, warning
+from agenttrain.protocols import Renderer
 from agenttrain.records import Reward, RolloutResult
 from agenttrain.reward.status import may_train
+
+MOST_SIGNS = 200
+"""Of a reference or an answer that is shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,23 +50,43 @@ def spread_of(results: Sequence[RolloutResult]) -> Spread | None:
     )
 
 
-def reward_findings(results: Sequence[RolloutResult], where: str) -> list[Finding]:
+def reward_findings(results: Sequence[RolloutResult], where: str, *, renderer: Renderer | None) -> list[Finding]:
     """What is wrong with the rewards; nothing where most rollouts have none, which other findings tell.
 
     Args:
         where: the names of the verifiers.
+        renderer: reads an answer that is shown. None: none is.
     """
     rewarded, spread = _rewarded(results), spread_of(results)
     if spread is None or 2 * spread.n < len(results):
         return []
     if all(reward.score == reward.unfinished and reward.credit is None for _, reward in rewarded):
-        text = f"All {spread.n} rollouts of this check got 0 from the verifiers."
+        text = f"All {spread.n} rollouts of this check got 0 from the verifiers.{_example(rewarded, renderer)}"
         return [error("all_zero_rewards", where, text)]
     if spread.groups and not spread.groups_that_teach:
         text = f"In each of {counted(spread.groups, 'group')} all rewards are equal ({spread.mean:.3g} on the mean)"
         text += ": every rollout succeeded." if spread.success == 1 else "."
         return [warning("no_spread", where, text)]
     return []
+
+
+def _example(rewarded: Sequence[tuple[RolloutResult, Reward]], renderer: Renderer | None) -> str:
+    """An answer beside its reference, so that people see whether the verifier is wrong; one that was not cut first.
+
+    The state that the verifier saw is not kept.
+    """
+    by_ending = sorted(rewarded, key=lambda pair: pair[0].rollout.status != "completed")
+    for result, _ in by_ending:
+        said = next((turn.response_ids for turn in reversed(result.turns) if turn.response_ids), ())
+        if renderer is not None and said:
+            task, answer = result.request.task, renderer.decode(said[:-1] if said[-1] in renderer.stop_ids else said)
+            return f" Task {task.id!r}: the reference is {_cut(task.reference)}, the last reply {_cut(answer)}."
+    return ""
+
+
+def _cut(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= MOST_SIGNS else f"{text[:MOST_SIGNS]}…"
 
 
 def _rewarded(results: Sequence[RolloutResult]) -> list[tuple[RolloutResult, Reward]]:
