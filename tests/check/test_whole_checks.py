@@ -140,7 +140,7 @@ def test_the_order_desk_has_no_finding(command: Any) -> None:
     verdict = done.json["verdict"]
     assert (verdict["verifiers"], verdict["n_train"], verdict["n_held_out"]) == (["answered"], 1000, 500)
     assert verdict["cost"]["rollouts"] == 16 * 20 * 8 + 2 * 500
-    assert verdict["smallest_effect"] == smallest_effect(500, verdict["spread"]["success"])
+    assert verdict["smallest_effect"] == smallest_effect(500)
 
 
 @pytest.mark.slow

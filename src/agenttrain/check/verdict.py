@@ -43,7 +43,8 @@ class Verdict:
     n_train: int
     n_held_out: int
     smallest_effect: float | None
-    """The smallest difference in success that the held-out tasks can show, at the trial's rate. None: no task."""
+    """The smallest difference in success that the held-out tasks can show, about a rate of 0.5, where it takes most:
+    as in `few_held_out`. None: no task."""
     spread: Spread | None
     """None: no rollout has a reward."""
     memory: dict[str, Any] | None
@@ -78,14 +79,13 @@ def verdict_of(prepared: Prepared, trial: Trial | None, findings: Sequence[Findi
     job = prepared.job
     spread = spread_of(trial.results) if trial is not None and prepared.verifiers else None
     errors = tuple(dict.fromkeys(finding.code for finding in findings if finding.severity == "error"))
-    rate = spread.success if spread is not None and 0 < spread.success < 1 else 0.5
     return Verdict(
         ready=not errors and trial is not None,
         missing=errors,
         verifiers=prepared.verifiers,
         n_train=len(job.train),
         n_held_out=len(job.held_out),
-        smallest_effect=smallest_effect(len(job.held_out), rate) if job.held_out else None,
+        smallest_effect=smallest_effect(len(job.held_out)) if job.held_out else None,
         spread=spread,
         memory=as_dict(prepared.forecast) if prepared.forecast is not None else None,
         cost=cost_of(trial, job.config, n_held_out=len(job.held_out)) if trial is not None else None,
