@@ -65,7 +65,7 @@ def test_a_rollout_is_shown(fitted: Any, command: Any) -> None:
     assert f"turn 0 draft: frozen (frozen: draft), {len(turns[0].prompt_ids)} + 6 tokens, length" in said
     assert "turn 1 agent: trained (the graph's one model)" in said
     assert said.count(" v0 '") == sum(len(turn.response_ids) for turn in turns if turn.role == "trained")
-    assert said.endswith("green is trained, yellow is frozen or dropped, grey is context\n")
+    assert said.endswith("⟦…⟧ is trained, ⟨…⟩ is frozen or dropped, the rest is context\n")
     shown = command("inspect", fitted.run.id, rollout_id, "--json").json
     assert [turn["role"] for turn in shown["turns"]] == ["frozen", "trained"]
     assert [list(turn.response_ids) for turn in turns] == [turn["response_ids"] for turn in shown["turns"]]
@@ -88,6 +88,59 @@ def test_tokens_are_coloured_by_what_they_are(fitted: Any, policy_folder: Any) -
     console = Console(file=io.StringIO(), force_terminal=True, color_system="standard", width=200)
     console.print(text)
     assert "\x1b[" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_tokens_are_marked_where_there_are_no_colours(
+    fitted: Any, command: Any, policy_folder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through a pipe and with NO_COLOR, brackets say what colours say elsewhere, and the legend says which."""
+    renderer = open_renderer(str(policy_folder), family="default", history="keep")
+    rollout_id = next(r.id for r in fitted.store.rollouts() if r.phase == "train")
+    frozen, trained = (renderer.decode(turn.response_ids) for turn in fitted.store.turns(rollout_id))
+    shown = (fitted.run.id, rollout_id)
+    monkeypatch.setenv("COLUMNS", "80")
+    piped = command("inspect", *shown).out
+    assert piped.count(f"⟦{trained}⟧") == 1
+    assert piped.count(f"⟨{frozen}⟩") == 1
+    assert (piped.count("⟦"), piped.count("⟨")) == (2, 2)  # one of each is the legend's
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    coloured = command("inspect", *shown).out
+    assert "green is trained, yellow is frozen or dropped, grey is context" in coloured
+    assert "⟦" not in coloured
+    monkeypatch.setenv("NO_COLOR", "1")
+    grey = command("inspect", *shown).out
+    assert (grey.count("⟦"), grey.count("⟨"), "green is trained" in grey) == (2, 2, False)
+
+
+def test_the_list_in_a_narrow_terminal(fitted: Any, command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ids and numbers are whole however long a cause is; it comes last, in one line, and cut."""
+    plain = next(fitted.store.results(lambda rollout: rollout.phase == "train"))
+    long_id = f"train-1-{'order-' * 10}0-0"
+    failed = replace(
+        plain.rollout,
+        id=long_id,
+        status="environment_failure",
+        cause="ValueError: one\n  two " + "x" * 300,
+        reward=None,
+    )
+    store = SqliteStore(fitted.run.rollouts)
+    request = replace(plain.request, task=replace(plain.request.task, id="order-" * 10))
+    store.put_result(replace(plain, request=request, rollout=failed, turns=(), trajectories=(), samples=()))
+    store.close()
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = command("inspect", fitted.run.id, "--phase", "train").out.splitlines()
+    heading = next(line for line in lines if line.startswith("rollout"))
+    assert heading.split() == ["rollout", "status", "reward", "success", "turns", "tools", "tokens", "cause"]
+    (row,) = (line for line in lines if line.startswith(long_id))
+    before, _, cause = row.partition("ValueError")
+    success = "yes" if failed.success else "no"
+    numbers = [str(n) for n in (failed.n_turns, failed.n_tool_calls, failed.n_sampled_ids)]
+    assert before.split() == [long_id, "environment_failure", "none", success, *numbers]
+    assert len(before) == heading.index("cause")
+    assert f"ValueError{cause}" == f"ValueError: one two {'x' * 139}…"
+    whole = next(line for line in lines if line.startswith(plain.rollout.id))
+    assert whole.split()[2] == f"{plain.rollout.reward.score:.3f}"  # type: ignore[union-attr]
 
 
 def test_an_ambiguous_or_unknown_rollout(fitted: Any, command: Any) -> None:
@@ -164,7 +217,7 @@ def test_what_was_not_trained_says_why(fitted: Any, command: Any) -> None:
     said = command("inspect", fitted.run.id, "baseline-0-task-4").out
     assert "\nmeasured for the baseline, and never trained\n" in said
     assert ", trainable " in said
-    assert said.endswith("green would be trained, yellow is frozen or dropped, grey is context\n")
+    assert said.endswith("⟦…⟧ would be trained, ⟨…⟩ is frozen or dropped, the rest is context\n")
     row = fitted.run.metrics()[0]
     rollout = next(r for r in fitted.store.rollouts() if r.phase == "train")
     metrics = fitted.run.path / "metrics.jsonl"

@@ -12,6 +12,7 @@ from agenttrain.commands.arguments import RUNS, Json, check_choice, print_json
 from agenttrain.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.text import Text
 
     from agenttrain.capture.store import StoreView
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from agenttrain.records import Rollout, Trajectory, Turn
     from agenttrain.run_folder import RunFolder
 
-CAUSE_WIDTH, TABLE_WIDTH = 60, 180
-"""Characters; a narrower terminal breaks the lines itself."""
+CAUSE_WIDTH = 160
+"""Characters of a cause in the list; a rollout's own view has all of it."""
 PHASES = {
     "baseline": "the baseline",
     "held_out": "the held-out tasks after training",
@@ -28,6 +29,8 @@ PHASES = {
     "check": "a check",
 }
 TRAINED, FROZEN, CONTEXT = "bold green", "yellow", "dim"
+MARKS = {TRAINED: "⟦⟧", FROZEN: "⟨⟩", CONTEXT: ""}
+"""What stands around a text where there are no colours."""
 
 
 def inspect_command(
@@ -148,8 +151,6 @@ def _list(rollouts: Sequence[Rollout], view: StoreView, limit: int, *, as_json: 
         print_json({"rollouts": rows, "lost_calls": lost, "prefix_breaks": breaks, "respelled": respelled})
         return
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
     console = Console(highlight=False, soft_wrap=True)
     counts = Counter((rollout.phase, rollout.status) for rollout in rollouts)
@@ -160,26 +161,35 @@ def _list(rollouts: Sequence[Rollout], view: StoreView, limit: int, *, as_json: 
         console.print(f"calls whose answer was lost: {len(lost)}, in {named}", style="red", markup=False)
     for line in _history_lines(breaks, respelled):
         console.print(line, markup=False)
-    table = Table(box=None, pad_edge=False)
-    for heading in ("rollout", "status", "reward", "success", "turns", "tools", "tokens", "cause"):
-        table.add_column(heading, no_wrap=True)
-    for rollout in rollouts[-limit:]:
-        row = _row(rollout)
-        reward = "none" if row["reward"] is None else f"{row['reward']:.3f}"
-        cells = (
-            rollout.id,
-            rollout.status,
-            reward,
-            "yes" if rollout.success else "no",
-            str(rollout.n_turns),
-            str(rollout.n_tool_calls),
-            str(rollout.n_sampled_ids),
-            rollout.cause[:CAUSE_WIDTH],
-        )
-        table.add_row(*map(Text, cells))
-    console.print(table, width=max(console.width, TABLE_WIDTH), crop=False)  # ids stay whole: they are typed again
+    for line in _table(rollouts[-limit:]):
+        console.print(line, markup=False)
     if len(rollouts) > limit:
         console.print(f"the last {limit} of {len(rollouts)}; --limit shows more, --status and --phase choose")
+
+
+def _table(rollouts: Sequence[Rollout]) -> list[str]:
+    """Lines as wide as they must be, the cause last: a terminal breaks them, and ids stay whole to be typed again."""
+    heading = ("rollout", "status", "reward", "success", "turns", "tools", "tokens")
+    rows = [(heading, "cause"), *((_cells(rollout), _short_cause(rollout)) for rollout in rollouts)]
+    widths = [max(map(len, column)) for column in zip(*(cells for cells, _ in rows), strict=True)]
+    lines = []
+    for cells, cause in rows:
+        texts = [cell.ljust(width) for cell, width in zip(cells[:2], widths[:2], strict=True)]
+        numbers = [cell.rjust(width) for cell, width in zip(cells[2:], widths[2:], strict=True)]
+        lines.append("  ".join([*texts, *numbers, cause]).rstrip())
+    return lines
+
+
+def _cells(rollout: Rollout) -> tuple[str, ...]:
+    numbers = (rollout.n_turns, rollout.n_tool_calls, rollout.n_sampled_ids)
+    reward = "none" if rollout.reward is None else f"{rollout.reward.score:.3f}"
+    return (rollout.id, rollout.status, reward, "yes" if rollout.success else "no", *map(str, numbers))
+
+
+def _short_cause(rollout: Rollout) -> str:
+    """In one line."""
+    cause = " ".join(rollout.cause.split())
+    return cause if len(cause) <= CAUSE_WIDTH else f"{cause[: CAUSE_WIDTH - 1]}…"
 
 
 def _summed(by_rollout: Mapping[str, Counter[str]], rollouts: Sequence[Rollout]) -> Counter[str]:
@@ -251,8 +261,14 @@ def _show(
     trained = fate.startswith("trained")
     for path in paths:
         _show_path(console, path, renderer, trained=trained, logprobs=logprobs)
-    green = "is trained" if trained else "would be trained"
-    console.print(f"green {green}, yellow is frozen or dropped, grey is context", style="dim")
+    kept, dropped, rest = ("green", "yellow", "grey") if _has_colours(console) else ("⟦…⟧", "⟨…⟩", "the rest")
+    becomes = "is trained" if trained else "would be trained"
+    console.print(f"{kept} {becomes}, {dropped} is frozen or dropped, {rest} is context", style="dim", markup=False)
+
+
+def _has_colours(console: Console) -> bool:
+    """False through a pipe, on a terminal that has none, and with NO_COLOR."""
+    return console.color_system is not None and not console.no_color
 
 
 def _as_plain(record: Turn | Trajectory) -> dict[str, Any]:
@@ -266,7 +282,7 @@ def _as_plain(record: Turn | Trajectory) -> dict[str, Any]:
     return plain
 
 
-def _show_reward(console: Any, rollout: Rollout) -> None:
+def _show_reward(console: Console, rollout: Rollout) -> None:
     if rollout.reward is None:
         console.print("reward: none (the status gives none)")
         return
@@ -291,7 +307,7 @@ def _turn_line(turn: Turn) -> str:
     )
 
 
-def _show_path(console: Any, path: Trajectory, renderer: Renderer | None, *, trained: bool, logprobs: bool) -> None:
+def _show_path(console: Console, path: Trajectory, renderer: Renderer | None, *, trained: bool, logprobs: bool) -> None:
     """One trajectory; with `trained` it was in the loss, else its mask only says what could have been."""
     from rich.text import Text
 
@@ -304,7 +320,7 @@ def _show_path(console: Any, path: Trajectory, renderer: Renderer | None, *, tra
     if (experts := path.routed_experts) is not None:
         console.print(f"routed experts: {experts.n_chosen} in {experts.n_layers} layers, of {experts.end} tokens")
     text = Text(_decoded(path.prompt_ids, renderer), style=CONTEXT)
-    text.append_text(response_text(path, renderer))
+    text.append_text(response_text(path, renderer, marked=not _has_colours(console)))
     console.print(text)
     if logprobs:
         for position, (token, kept) in enumerate(zip(path.response_ids, path.response_mask, strict=True)):
@@ -317,8 +333,8 @@ def _show_path(console: Any, path: Trajectory, renderer: Renderer | None, *, tra
                 )
 
 
-def response_text(path: Trajectory, renderer: Renderer | None) -> Text:
-    """The response with each run of equal standing in its colour."""
+def response_text(path: Trajectory, renderer: Renderer | None, *, marked: bool = False) -> Text:
+    """The response with each run of equal standing in its colour, and with `marked` in its brackets."""
     from rich.text import Text
 
     sampled = [False] * len(path.response_ids)
@@ -328,7 +344,9 @@ def response_text(path: Trajectory, renderer: Renderer | None) -> Text:
     standing = [TRAINED if m else FROZEN if s else CONTEXT for m, s in zip(path.response_mask, sampled, strict=True)]
     for end in range(1, len(standing) + 1):
         if end == len(standing) or standing[end] != standing[start]:
-            text.append(_decoded(path.response_ids[start:end], renderer), style=standing[start])
+            style, decoded = standing[start], _decoded(path.response_ids[start:end], renderer)
+            marks = MARKS[style] if marked else ""
+            text.append(f"{marks[:1]}{decoded}{marks[1:]}", style=style)
             start = end
     return text
 
