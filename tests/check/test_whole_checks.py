@@ -80,6 +80,58 @@ def test_a_misspelt_selector_is_told_once(new_project: Any, command: Any) -> Non
     assert found == [("error", "frozen=['agnet']")], done.err
 
 
+WITH_PLAN = """
+class State(MessagesState):
+    plan: str
+
+def planner(state: State):
+    return {"plan": {returned}}
+
+def agent(state: State):
+    return {"messages": [model.invoke(state["messages"][: len(state["plan"])])]}
+
+builder = StateGraph(State)
+builder.add_node("planner", planner)
+builder.add_node("agent", agent)
+builder.set_entry_point("planner")
+builder.add_edge("planner", "agent")
+"""
+
+
+@pytest.mark.parametrize(("returned", "n_notes"), [("'1. answer'", 0), ("state['plan']", 1)])
+def test_a_key_that_no_task_gives(new_project: Any, command: Any, returned: str, n_notes: int) -> None:
+    """It is no note where the graph ran to its end without it, and one where it fails."""
+    new_project(WITH_PLAN.replace("{returned}", returned))
+    done = command("check", "graph.py", "--json", "--n-tasks", "2")
+    assert sum("No task gives input key 'plan'" in note for note in done.json["notes"]) == n_notes
+    failed = any(found["code"] == "environment_failures" for found in done.json["findings"])
+    assert failed == bool(n_notes), done.json["findings"]
+
+
+def test_two_graphs_without_a_name_are_told_once(new_project: Any, command: Any) -> None:
+    """Each with a checkpointer in memory, which rollouts don't share."""
+    new_project(
+        """
+from langgraph.checkpoint.memory import InMemorySaver
+
+def agent(state: MessagesState):
+    return {"messages": [model.invoke(state["messages"])]}
+
+inner = StateGraph(MessagesState)
+inner.add_node("agent", agent)
+inner.set_entry_point("agent")
+builder.add_node("inner", inner.compile(checkpointer=InMemorySaver()))
+builder.set_entry_point("inner")
+""",
+        decorated="""
+kept = builder.compile(checkpointer=InMemorySaver())
+graph = trainable(kept, model=POLICY, tasks="tasks.jsonl", verifier=score)
+""",
+    )
+    found = command("check", "graph.py", "--json", "--n-tasks", "1", "--siblings", "1").json["findings"]
+    assert [each["where"] for each in found if each["code"] == "shared_checkpointer"] == ["a graph without a name"]
+
+
 def test_zero_rewards_name_the_run_and_an_answer(command: Any) -> None:
     """So that a verifier that is wrong is seen at once."""
     done = command("check", HERE / "broken" / "all_zero_rewards" / "graph.py", "--json", "--n-tasks", "1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +18,8 @@ from agenttrain.check.verdict import Verdict, verdict_of
 from agenttrain.evaluation import Watcher
 from agenttrain.graph.shape import GraphShape
 from agenttrain.prepare import provenance
+from agenttrain.records import RolloutResult
+from agenttrain.reward.status import may_train
 from agenttrain.run_folder import RunFolder
 
 N_TASKS, N_SIBLINGS = 4, 4
@@ -94,7 +97,7 @@ def checked(
         run_id=run.id,
         graph=job.loaded.name,
         findings=findings,
-        notes=(*prepared.notes, *respelling_notes(results)),
+        notes=(*prepared.notes, *_missing_keys(prepared, results), *respelling_notes(results)),
         verdict=verdict_of(prepared, trial, findings),
         shape=prepared.shape,
         calls=calls_of(results),
@@ -102,6 +105,13 @@ def checked(
     )
     run.write_report(said.as_dict(), said.as_markdown())
     return said
+
+
+def _missing_keys(prepared: Prepared, results: Sequence[RolloutResult]) -> tuple[str, ...]:
+    """Notes on keys that no task gives; none where the graph ran to its end without them, and nowhere failed."""
+    statuses = {result.rollout.status for result in results}
+    came_through = bool(statuses & {"completed", "truncated"}) and all(map(may_train, statuses))
+    return () if came_through else prepared.missing_keys
 
 
 def _findings(prepared: Prepared, trial: Trial | None) -> tuple[Finding, ...]:

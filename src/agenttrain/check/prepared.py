@@ -48,6 +48,8 @@ class Prepared:
     verifiers: tuple[str, ...]
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
+    missing_keys: tuple[str, ...]
+    """Notes on required keys that no task gives, which a trial may answer."""
     forecast: Forecast | None
     """None: the trainer doesn't say, or it can't be asked."""
 
@@ -94,7 +96,8 @@ def prepared(target: str, *, cwd: Path, flags: Mapping[str, Any], runs: Path) ->
             *trainer,
             *room,
         ),
-        notes=(*loaded.notes, *selector_notes, *rows.notes, *engine_notes, *trainer_notes, *_other_notes(needed)),
+        notes=(*loaded.notes, *selector_notes, *engine_notes, *trainer_notes, *_other_notes(needed)),
+        missing_keys=rows.notes,
         forecast=needed,
     )
 

@@ -17,13 +17,15 @@ UNNAMED = "LangGraph"
 
 
 def shape_findings(shape: GraphShape, noted: Trainable | None) -> list[Finding]:
-    """What the nodes hold and are compiled with."""
+    """What the nodes hold and are compiled with; the same of several graphs that have no name is told once."""
     found = []
     if shape.cached:
         found.append(warning("node_cache", _listed(shape.cached), "A cache keeps what these nodes gave."))
     found += [warning("llm_cache", where, "It keeps the answers of models.") for where in shape.llm_caches]
-    found += [_shared("shared_checkpointer", held, "LangGraph checkpointer") for held in shape.checkpointers]
-    found += [_shared("shared_store", held, "store") for held in shape.stores]
+    found += [
+        _shared("shared_checkpointer", held, "LangGraph checkpointer") for held in dict.fromkeys(shape.checkpointers)
+    ]
+    found += [_shared("shared_store", held, "store") for held in dict.fromkeys(shape.stores)]
     waits = waiting_places(shape)
     if waits and (noted is None or noted.on_interrupt is None):
         text = "The graph may wait for a human there, and nothing answers for one: such a rollout has no reward."
