@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from agenttrain.check.calls import own_calls_note
 from agenttrain.check.reward_findings import Spread, reward_findings, spread_of
 from agenttrain.check.trial import Trial, trial_tasks
 from agenttrain.check.trial_findings import commonest_cause, never_began, respelling_notes, trial_findings
@@ -342,7 +343,20 @@ def test_what_a_fit_would_cost() -> None:
     assert cost_of(trial(*made, wall_s=4.0), config, n_held_out=20) == Cost(
         rollouts=200,
         tokens=2000,
+        own_calls={},
         minutes_low=round((200 + 0.6 * 160) * 3 / 16 / 60, 2),
         minutes_high=round((200 + 0.6 * 160) * 0.25 / 60, 2),
     )
     assert cost_of(trial(result()), config, n_held_out=20) is None
+
+
+def test_a_fit_would_ask_the_users_own_models_as_often() -> None:
+    """Calls a rollout, times its rollouts; the check's own calls are told in a note."""
+    config = resolve(("test", {"trainer": {"steps": 10, "tasks_per_step": 4, "group_size": 4}}))
+    judge = turn(role="auxiliary", site=CallSite(node="judge", model_class="ChatOpenAI", model_name="gpt-4o"))
+    made = [result(turns=(turn(), judge, judge, judge), n_sampled_ids=10), result(n_sampled_ids=10)]
+    cost = cost_of(trial(*made), config, n_held_out=20)
+    assert cost is not None
+    assert cost.own_calls == {"ChatOpenAI:gpt-4o": 300}
+    assert own_calls_note(made) == ("This check made 3 calls of your own ChatOpenAI:gpt-4o.",)
+    assert own_calls_note(made[1:]) == ()

@@ -41,7 +41,16 @@ def test_tasks() -> None:
 )
 def test_minutes(low: float, high: float, minutes: str) -> None:
     """Two that read alike are one."""
-    cost = Cost(rollouts=1000, tokens=20000, minutes_low=low, minutes_high=high)
+    cost = Cost(rollouts=1000, tokens=20000, own_calls={}, minutes_low=low, minutes_high=high)
     assert lines(cost=cost)[-1] == (
         f"cost of a fit, estimated from this check: {minutes} min, 1,000 rollouts, 20,000 tokens sampled"
+    )
+
+
+def test_calls_of_the_users_own_models() -> None:
+    """They may cost money."""
+    own_calls = {"ChatOpenAI:gpt-4o": 2400, "ChatOpenAI:o3": 1}
+    cost = Cost(rollouts=1, tokens=2, own_calls=own_calls, minutes_low=1, minutes_high=1)
+    assert lines(cost=cost)[-1].endswith(
+        "2 tokens sampled, 2,400 calls of your own ChatOpenAI:gpt-4o and 1 call of your own ChatOpenAI:o3"
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from agenttrain.check.finding import counted
 from agenttrain.graph.roles import model_label
 from agenttrain.records import Role, RolloutResult, Turn
 
@@ -47,6 +49,23 @@ def calls_of(results: Sequence[RolloutResult]) -> tuple[Calls, ...]:
         for (place, model, role, reason), turns in by_kind.items()
     ]
     return tuple(sorted(rows, key=lambda row: (-row.n, row.place, row.model, row.role)))
+
+
+def own_calls(results: Sequence[RolloutResult]) -> Mapping[str, int]:
+    """Model of the user's own to how many calls it answered, most calls first."""
+    turns = [turn for result in results for turn in result.turns if turn.role == "auxiliary"]
+    return dict(Counter(model_label(turn.site.model_identity) for turn in turns).most_common())
+
+
+def own_calls_note(results: Sequence[RolloutResult]) -> tuple[str, ...]:
+    """What the check itself asked of models that may cost money."""
+    made = own_calls(results)
+    return (f"This check made {calls_text(made)}.",) if made else ()
+
+
+def calls_text(by_model: Mapping[str, int]) -> str:
+    """Example: {"ChatOpenAI:gpt-4o": 16} -> "16 calls of your own ChatOpenAI:gpt-4o"."""
+    return " and ".join(f"{counted(n, 'call')} of your own {model}" for model, n in by_model.items())
 
 
 def place_of(turn: Turn) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agenttrain.check.calls import Calls, calls_of, roles_by_node
+from agenttrain.check.calls import Calls, calls_of, own_calls_note, roles_by_node
 from agenttrain.check.drawing import RolesByNode, mermaid
 from agenttrain.check.finding import Finding
 from agenttrain.check.prepared import Prepared
@@ -97,7 +97,12 @@ def checked(
         run_id=run.id,
         graph=job.loaded.name,
         findings=findings,
-        notes=(*prepared.notes, *_missing_keys(prepared, results), *respelling_notes(results)),
+        notes=(
+            *prepared.notes,
+            *_missing_keys(prepared, results),
+            *own_calls_note(results),
+            *respelling_notes(results),
+        ),
         verdict=verdict_of(prepared, trial, findings),
         shape=prepared.shape,
         calls=calls_of(results),

@@ -207,7 +207,7 @@ def warning(code: str, where: str, cause: str, *, fix: str = "") -> Finding:
 
 def counted(n: int, what: str) -> str:
     """Example: 1, "rollout" -> "1 rollout"; 2, "rollout" -> "2 rollouts"."""
-    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+    return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"
 
 
 def _sentence(text: str) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from agenttrain.check.calls import calls_text, own_calls
 from agenttrain.check.finding import Finding
 from agenttrain.check.prepared import Prepared
 from agenttrain.check.reward_findings import Spread, spread_of
@@ -25,6 +26,8 @@ class Cost:
     rollouts: int
     tokens: int
     """That the policy will sample."""
+    own_calls: Mapping[str, int]
+    """Model of the user's own to the calls that it will answer."""
     minutes_low: float
     """Where as many rollouts as a fit has at once take no longer than the few of the trial."""
     minutes_high: float
@@ -93,7 +96,7 @@ def verdict_of(prepared: Prepared, trial: Trial | None, findings: Sequence[Findi
 
 
 def cost_of(trial: Trial, config: Config, *, n_held_out: int) -> Cost | None:
-    """The trial's seconds and tokens a rollout, times the rollouts of a fit; and its updates.
+    """The trial's seconds, tokens and calls of own models a rollout, times the rollouts of a fit; and its updates.
 
     Example: 16 rollouts in 4 s, each of 3 s; 10 steps of 16 and 2 x 20 evaluated -> 200 rollouts and updates as of 96
     more, at best 16 at once in 3 s, at worst each in 0.25 s: 0.93 to 1.23 minutes
@@ -113,6 +116,7 @@ def cost_of(trial: Trial, config: Config, *, n_held_out: int) -> Cost | None:
     return Cost(
         rollouts=n,
         tokens=round(n * sampled / made),
+        own_calls={model: round(n * calls / made) for model, calls in own_calls(trial.results).items()},
         minutes_low=round(minutes[0], 2),
         minutes_high=round(minutes[1], 2),
     )
@@ -141,9 +145,10 @@ def _cost_line(cost: Cost | None) -> str:
     if cost is None:
         return ""
     minutes = " to ".join(dict.fromkeys(map(_minutes, (cost.minutes_low, cost.minutes_high))))
+    own = f", {calls_text(cost.own_calls)}" if cost.own_calls else ""
     return (
         f"cost of a fit, estimated from this check: {minutes} min, {cost.rollouts:,} rollouts, {cost.tokens:,} tokens "
-        "sampled"
+        f"sampled{own}"
     )
 
 
