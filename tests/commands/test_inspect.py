@@ -64,6 +64,8 @@ def test_a_rollout_is_shown(fitted: Any, command: Any) -> None:
     assert "\ntrained in step 1\n" in said
     assert f"turn 0 draft: frozen (frozen: draft), {len(turns[0].prompt_ids)} + 6 tokens, length" in said
     assert "turn 1 agent: trained (the graph's one model)" in said
+    assert "\ntrajectory 0 (first_turn), turn 1: prompt " in said
+    assert "), turn 0: prompt " in said
     assert said.count(" v0 '") == sum(len(turn.response_ids) for turn in turns if turn.role == "trained")
     assert said.endswith("⟦…⟧ is trained, ⟨…⟩ is frozen or dropped, the rest is context\n")
     shown = command("inspect", fitted.run.id, rollout_id, "--json").json
@@ -185,7 +187,8 @@ def test_where_prompts_broke_or_replies_stayed_as_sampled(fitted: Any, command: 
     first = plain.turns[0]
     prompt = (*first.prompt_ids, *first.response_ids, 5)
     extends = {"extends": first.id, "break_cause": None, "respelled": ("thinking_dropped", "arguments_respelled")}
-    second = replace(plain.turns[1], prompt_ids=prompt, **extends)
+    site = replace(first.site, node="model", checkpoint_ns="worker:a1|1|model:b2")
+    second = replace(plain.turns[1], prompt_ids=prompt, site=site, **extends)
     third = replace(plain.turns[1], id=f"{plain.rollout.id}#2", index=2, break_cause="tools_changed")
     turns = (first, second, third)
     store = SqliteStore(fitted.run.rollouts)
@@ -200,6 +203,11 @@ def test_where_prompts_broke_or_replies_stayed_as_sampled(fitted: Any, command: 
         "way), 1 thinking_dropped (without its thinking)\n"
     )
     assert breaks + kept in said
+    assert "\nturn 1 worker:model: " in said
+    assert "\ntrajectory 0 (first_turn), turn 2: prompt " in said
+    assert "\ntrajectory 1 (tools_changed), turns 0, 1: prompt " in said
+    of_call = command("inspect", fitted.run.id, "--turn", second.id).out
+    assert "\nnode worker:model: trained (" in of_call
     assert f", extends {first.id}, which stays as sampled (thinking_dropped, arguments_respelled)" in said
     assert ", new trajectory: tools_changed" in said
     listed = command("inspect", fitted.run.id).out

@@ -259,8 +259,10 @@ def _show(
         credit = _credit(rollout, turn)
         console.print(_turn_line(turn) + (f", credit {credit:+g}" if credit is not None else ""), markup=False)
     trained = fate.startswith("trained")
+    indices = {turn.id: turn.index for turn in turns}
     for path in paths:
-        _show_path(console, path, renderer, trained=trained, logprobs=logprobs)
+        made_of = [indices[span.turn_id] for span in path.spans]
+        _show_path(console, path, made_of, renderer, trained=trained, logprobs=logprobs)
     kept, dropped, rest = ("green", "yellow", "grey") if _has_colours(console) else ("⟦…⟧", "⟨…⟩", "the rest")
     becomes = "is trained" if trained else "would be trained"
     console.print(f"{kept} {becomes}, {dropped} is frozen or dropped, {rest} is context", style="dim", markup=False)
@@ -298,23 +300,33 @@ def _credit(rollout: Rollout, turn: Turn) -> float | None:
 
 
 def _turn_line(turn: Turn) -> str:
+    from agenttrain.check.calls import place_of
+
     mean = sum(turn.response_logprobs) / len(turn.response_logprobs) if turn.response_logprobs else 0.0
     kept = f", which stays as sampled ({', '.join(turn.respelled)})" if turn.respelled else ""
     follows = f"extends {turn.extends}{kept}" if turn.extends else f"new trajectory: {turn.break_cause}"
     return (
-        f"turn {turn.index} {turn.site.node}: {turn.role} ({turn.role_reason}), {len(turn.prompt_ids)} + "
+        f"turn {turn.index} {place_of(turn)}: {turn.role} ({turn.role_reason}), {len(turn.prompt_ids)} + "
         f"{len(turn.response_ids)} tokens, {turn.stop_reason}, mean log probability {mean:.3f}, {follows}"
     )
 
 
-def _show_path(console: Console, path: Trajectory, renderer: Renderer | None, *, trained: bool, logprobs: bool) -> None:
-    """One trajectory; with `trained` it was in the loss, else its mask only says what could have been."""
+def _show_path(
+    console: Console,
+    path: Trajectory,
+    made_of: Sequence[int],
+    renderer: Renderer | None,
+    *,
+    trained: bool,
+    logprobs: bool,
+) -> None:
+    """One trajectory, made of these turns; with `trained` it was in the loss, else its mask only says what could be."""
     from rich.text import Text
 
-    n = sum(path.response_mask)
+    n, length = sum(path.response_mask), len(path.response_ids)
     console.print(
-        f"\ntrajectory {path.index} ({path.break_cause}): prompt {len(path.prompt_ids)}, response "
-        f"{len(path.response_ids)}, {'trained' if trained else 'trainable'} {n}, masked {len(path.response_ids) - n}",
+        f"\ntrajectory {path.index} ({path.break_cause}), {_named_turns(made_of)}: prompt {len(path.prompt_ids)}, "
+        f"response {length}, {'trained' if trained else 'trainable'} {n}, masked {length - n}",
         style="bold",
     )
     if (experts := path.routed_experts) is not None:
@@ -331,6 +343,11 @@ def _show_path(console: Console, path: Trajectory, renderer: Renderer | None, *,
                     f"{position:>5} {token:>7} {path.response_logprobs[position]:>9.4f} v{version} {shown!r}",
                     markup=False,
                 )
+
+
+def _named_turns(indices: Sequence[int]) -> str:
+    """Example: [0, 2, 3] -> "turns 0, 2, 3"."""
+    return f"turn{'' if len(indices) == 1 else 's'} {', '.join(map(str, indices))}"
 
 
 def response_text(path: Trajectory, renderer: Renderer | None, *, marked: bool = False) -> Text:
