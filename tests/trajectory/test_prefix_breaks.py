@@ -50,6 +50,12 @@ def test_every_cause_has_its_words() -> None:
     assert {*RESPELLED_IN_WORDS} == {*get_args(Respelling)}
 
 
+def test_an_equal_prompt_is_told_whenever_it_was_asked() -> None:
+    """In a loop it comes later, not in parallel."""
+    told = "1 parallel_sibling (a prompt was asked again: in parallel, or later)"
+    assert in_words({"parallel_sibling": 1}, BREAKS_IN_WORDS) == told
+
+
 def test_counts_in_words_begin_with_the_most() -> None:
     told = in_words({"retry": 2, "template": 1200}, BREAKS_IN_WORDS)
     assert told == "1,200 template (the renderer could not append), 2 retry (LangGraph ran the node again)"

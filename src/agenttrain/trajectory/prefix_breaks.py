@@ -19,7 +19,7 @@ BREAKS_IN_WORDS: Final[Mapping[str, str]] = {
     "history_rewritten": "an earlier message was changed or left out",
     "tools_changed": "other tools were offered",
     "instruction_changed": "another form of answer was asked for",
-    "parallel_sibling": "one prompt was asked in parallel",
+    "parallel_sibling": "a prompt was asked again: in parallel, or later",
     "retry": "LangGraph ran the node again",
     "truncated_turn": "the reply before was cut at its length",
     "thinking_dropped": "the template drops thinking (renderer.history = template)",
