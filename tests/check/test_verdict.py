@@ -6,13 +6,18 @@ from typing import Any
 
 import pytest
 
-from agenttrain.check.verdict import Cost, Verdict
+from agenttrain.check.finding import warning
+from agenttrain.check.reward_findings import Spread
+from agenttrain.check.verdict import Cost, Verdict, but_of
+from agenttrain.graph.shape import GraphShape
+from agenttrain.records import CallSite, Rollout, RolloutRequest, RolloutResult, Task, Turn
 
 
 def lines(**fields: Any) -> tuple[str, ...]:
     given: dict[str, Any] = {
         "ready": False,
         "missing": (),
+        "but": "",
         "verifiers": (),
         "n_train": 0,
         "n_held_out": 0,
@@ -54,3 +59,37 @@ def test_calls_of_the_users_own_models() -> None:
     assert lines(cost=cost)[-1].endswith(
         "2 tokens sampled, 2,400 calls of your own ChatOpenAI:gpt-4o and 1 call of your own ChatOpenAI:o3"
     )
+
+
+SHAPE = GraphShape(
+    nodes=("__start__", "agent", "tools", "review", "__end__"),
+    edges=(),
+    cached=(),
+    checkpointers=(),
+    stores=(),
+    llm_caches=(),
+    breakpoints=(),
+    interrupting=(),
+    asking=("agent", "review"),
+)
+
+
+def spread(success: float) -> Spread:
+    return Spread(n=4, mean=success, std=0.1, success=success, groups=2, groups_that_teach=1)
+
+
+def test_ready_but() -> None:
+    """Most calls invalid and no success: the nodes with a model that no rollout came to."""
+    agent = Turn(id="t", rollout_id="r", index=0, role="trained", role_reason="", site=CallSite(node="agent"))
+    request = RolloutRequest(task=Task(id="a", input={}), phase="check")
+    rollout = Rollout(
+        id="r", task_id="a", phase="check", step=0, sibling=0, attempt=0, status="completed", success=False
+    )
+    made = RolloutResult(request=request, rollout=rollout, turns=(agent,), trajectories=(), samples=())
+    invalid = [warning("invalid_tool_calls", "the policy", "3 of 4 tool calls are invalid.")]
+    assert but_of(SHAPE, [made], invalid, spread(0.0)) == (
+        "most tool calls are invalid, none of 4 rollouts succeeded, and no rollout called the model of review"
+    )
+    assert but_of(SHAPE, [made], invalid, spread(0.5)) == ""
+    assert but_of(SHAPE, [made], [], spread(0.0)) == ""
+    assert but_of(SHAPE, [made], invalid, None) == ""

@@ -121,3 +121,18 @@ def test_where_it_waits_for_a_human() -> None:
     assert shape(one_node().compile(interrupt_before=["agent"])).breakpoints == ("agent",)
     assert shape(one_node(one_node(one_node(asks).compile()).compile())).interrupting == ("agent:agent:agent",)
     assert shape(one_node().compile(interrupt_after="*")).breakpoints == ("every node",)
+
+
+def test_nodes_that_hold_a_model() -> None:
+    """Those of a subgraph under its node's name."""
+    model = FakeListChatModel(responses=["x"])
+
+    def asks(state: MessagesState) -> Any:
+        return {"messages": [model.invoke(state["messages"])]}
+
+    builder = one_node()
+    builder.add_node("team", one_node(asks).compile())
+    builder.add_node("judge", asks)
+    builder.add_edge("agent", "team")
+    builder.add_edge("team", "judge")
+    assert shape(builder).asking == ("team:agent", "judge")

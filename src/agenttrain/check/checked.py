@@ -64,7 +64,8 @@ class Checked:
 
     def as_markdown(self) -> str:
         """report.md of the run."""
-        lines = [f"# {self.run_id}", "", f"{self.graph}: {'ready' if self.verdict.ready else 'not ready'}.", ""]
+        but = f", but {self.verdict.but}" if self.verdict.but else ""
+        lines = [f"# {self.run_id}", "", f"{self.graph}: {'ready' if self.verdict.ready else 'not ready'}{but}.", ""]
         lines += [f"- {line}" for line in self.verdict.lines()]
         for finding in self.findings:
             lines += ["", f"## {finding.severity} `{finding.code}`: {finding.where}", "", finding.cause, ""]

@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from agenttrain.check.calls import calls_text, own_calls
+from agenttrain.check.calls import calls_of, calls_text, own_calls, roles_by_node
 from agenttrain.check.finding import Finding
 from agenttrain.check.prepared import Prepared
 from agenttrain.check.reward_findings import Spread, spread_of
 from agenttrain.check.trial import Trial
 from agenttrain.config import Config
 from agenttrain.forecast import as_dict, size
+from agenttrain.graph.shape import GraphShape
+from agenttrain.records import RolloutResult
 from agenttrain.tasks import smallest_effect
 
 UPDATE_SHARE = 0.6
@@ -40,6 +42,8 @@ class Verdict:
 
     ready: bool
     """No finding is an error, and rollouts were made."""
+    but: str
+    """What a policy that is ready to be trained still can't do at all. Empty: nothing is known."""
     missing: tuple[str, ...]
     """Codes of the errors, each once."""
     verifiers: tuple[str, ...]
@@ -84,6 +88,7 @@ def verdict_of(prepared: Prepared, trial: Trial | None, findings: Sequence[Findi
     errors = tuple(dict.fromkeys(finding.code for finding in findings if finding.severity == "error"))
     return Verdict(
         ready=not errors and trial is not None,
+        but=but_of(prepared.shape, trial.results, findings, spread) if not errors and trial is not None else "",
         missing=errors,
         verifiers=prepared.verifiers,
         n_train=len(job.train),
@@ -93,6 +98,18 @@ def verdict_of(prepared: Prepared, trial: Trial | None, findings: Sequence[Findi
         memory=as_dict(prepared.forecast) if prepared.forecast is not None else None,
         cost=cost_of(trial, job.config, n_held_out=len(job.held_out)) if trial is not None else None,
     )
+
+
+def but_of(
+    shape: GraphShape, results: Sequence[RolloutResult], findings: Sequence[Finding], spread: Spread | None
+) -> str:
+    """Most tool calls invalid and no success: which nodes with a model no rollout came to."""
+    if spread is None or spread.success or not any(found.code == "invalid_tool_calls" for found in findings):
+        return ""
+    called = roles_by_node(calls_of(results), shape.nodes)
+    never = [node for node in shape.asking if node in shape.nodes and node not in called]
+    reached = f", and no rollout called the model of {', '.join(never)}" if never else ""
+    return f"most tool calls are invalid, none of {spread.n} rollouts succeeded{reached}"
 
 
 def cost_of(trial: Trial, config: Config, *, n_held_out: int) -> Cost | None:

@@ -6,7 +6,7 @@ Only looked at, as in `graph.models`: nothing is called or changed, and what is 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +63,8 @@ class GraphShape:
     """Nodes that the graph stops before or after."""
     interrupting: tuple[str, ...]
     """Nodes whose code asks a human by `interrupt()`; a subgraph's as `team:approve`."""
+    asking: tuple[str, ...] = ()
+    """Nodes whose code holds a chat model, named likewise."""
 
 
 def shape_of(runnable: RunnableGraph) -> GraphShape:
@@ -79,7 +81,8 @@ def shape_of(runnable: RunnableGraph) -> GraphShape:
         stores=tuple(_stores(pregels)),
         llm_caches=tuple(dict.fromkeys(_llm_caches(seen))),
         breakpoints=tuple(dict.fromkeys(_breakpoints(graph))),
-        interrupting=tuple(_interrupting(graph)),
+        interrupting=tuple(_nodes_where(graph, _asks_human)),
+        asking=tuple(_nodes_where(graph, _holds_model)),
     )
 
 
@@ -137,12 +140,16 @@ def _breakpoints(graph: Any) -> Iterator[str]:
         yield from (["every node"] if names == "*" else names)
 
 
-def _interrupting(graph: Any, around: str = "") -> Iterator[str]:
+def _nodes_where(graph: Any, is_so: Callable[[Any], bool], around: str = "") -> Iterator[str]:
     for name, node in graph.nodes.items():
         if isinstance(node.bound, Pregel):
-            yield from _interrupting(node.bound, f"{around}{name}:")
-        elif _asks_human(node.bound):
+            yield from _nodes_where(node.bound, is_so, f"{around}{name}:")
+        elif is_so(node.bound):
             yield f"{around}{name}"
+
+
+def _holds_model(bound: Any) -> bool:
+    return any(isinstance(found, BaseChatModel) for found in objects_of(bound))
 
 
 def _asks_human(bound: Any) -> bool:
