@@ -86,7 +86,7 @@ def test_siblings_with_a_broken_line_are_no_part_of_their_group(run: ToyRun) -> 
         r for r in run.store.rollouts() if (r.phase, r.step, r.task_id) == ("train", 1, BROKEN) and r.reward is None
     ]
     assert sorted((r.sibling, r.attempt) for r in failed) == [(s, a) for s in (0, 2) for a in (0, 1, 2)]
-    assert {(r.status, r.cause.partition(" (")[0]) for r in failed} == {
+    assert {(r.status, r.cause.partition(" at ")[0]) for r in failed} == {
         ("environment_failure", "ConnectionError: the line to the warehouse is broken")
     }
     assert not any(run.store.trained(r.id) for r in failed)
