@@ -110,6 +110,7 @@ def test_a_family_that_was_guessed(new_project: Any, settings: str) -> None:
     project = new_project(settings=settings.replace('family = "default"', ""))
     found = look(project)
     assert [code for _, code, _ in codes(found)] == ["few_held_out", "family_guessed"]
+    assert found.findings[1].fix.split("\n")[1:] == ["[renderer]", 'family = "default"']
 
 
 def test_what_leaves_nothing_to_look_at_is_raised(project: Any) -> None:

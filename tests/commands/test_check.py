@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import pytest
+
+from agenttrain.check import Checked
+from agenttrain.check.finding import warning
 
 KEYS = ["run_id", "graph", "ready", "findings", "notes", "verdict", "calls", "trial", "mermaid"]
 ROWS = [
@@ -20,6 +24,9 @@ BROKEN = """
 def broken(task, state):
     raise ValueError("no")
 graph = trainable(builder, model=POLICY, tasks="tasks.jsonl", verifier=broken)
+"""
+ZERO = """
+graph = trainable(builder, model=POLICY, tasks="tasks.jsonl", verifier=lambda task, state: 0.25)
 """
 HANGS = """
 import threading
@@ -84,6 +91,36 @@ def test_people_see_the_graph_the_calls_the_findings_and_the_verdict(desk: Any, 
     assert lines[-1] == "agenttrain fit graph.py"
     text = (desk.run.path / "report.md").read_text()
     assert "## warning `most_cut`: graph.py:graph" in text
+
+
+CALLS_NOTHING = """
+@tool
+def price(item: int) -> str:
+    \"\"\"The price.\"\"\"
+    return "5"
+
+def reviewer(state: MessagesState):
+    return {"messages": [model.invoke(state["messages"])]}
+
+def caller(state: MessagesState):
+    return {"messages": [model.bind_tools([price]).invoke(state["messages"])]}
+
+builder.add_node("caller", caller)
+builder.add_node("reviewer", reviewer)
+builder.set_entry_point("caller")
+builder.add_conditional_edges("caller", lambda state: "__end__", ["reviewer", "__end__"])
+"""
+
+
+def test_ready_but_some_model_is_never_asked(new_project: Any, command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one line says so, and so does the report; the findings of the trial are put in its place."""
+    invalid = warning("invalid_tool_calls", "the policy", "3 of 4 tool calls are invalid.")
+    monkeypatch.setattr(sys.modules[Checked.__module__], "_findings", lambda prepared, trial: (invalid,))
+    project = new_project(CALLS_NOTHING, decorated=ZERO, tasks=ROWS)
+    line = "most tool calls are invalid, none of 2 rollouts succeeded, and no rollout called the model of reviewer"
+    done = command("check", "graph.py", "--n-tasks", "1", "--siblings", "2")
+    assert f"Ready to train, but {line} (1 warning)." in done.out.splitlines()
+    assert f": ready, but {line}.\n" in (project.run.path / "report.md").read_text()
 
 
 def test_mermaid_alone(desk: Any, command: Any) -> None:

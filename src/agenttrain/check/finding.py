@@ -96,7 +96,8 @@ CODES: Mapping[str, Code] = MappingProxyType(
         "unscripted_interrupt": _code(
             "error when it happened; else warning",
             "the graph waits for a human, and nothing answers for one",
-            "add on_interrupt= to @trainable: a function of task and interrupt that gives the value to resume with",
+            "add on_interrupt= to @trainable: a function of task and interrupt that gives the value to resume with, "
+            'such as on_interrupt=lambda task, interrupt: "yes"',
         ),
         "schema_mismatch": _code(
             "error", "rows of the task file that the graph doesn't take", "change the rows, or the graph's schema"
@@ -132,7 +133,7 @@ CODES: Mapping[str, Code] = MappingProxyType(
             "name the model's family in renderer.family, or use a template that only appends",
         ),
         "family_guessed": _code(
-            "warning", "a renderer family that was guessed", "write renderer.family into agenttrain.toml"
+            "warning", "a renderer family that was guessed", "write family into the table [renderer] of agenttrain.toml"
         ),
         "tool_calls_unreadable": _code(
             "warning",

@@ -13,6 +13,8 @@ from agenttrain.errors import ModelError, TemplateError
 from agenttrain.prepare import model_folder
 from agenttrain.protocols import Renderer
 
+FAMILY_LINES = 'Paste into agenttrain.toml (without the first line where it has that table):\n[renderer]\nfamily = "{}"'
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyFound:
@@ -37,7 +39,14 @@ def policy_of(config: Config) -> PolicyFound:
     except ModelError as refused:
         return PolicyFound(model=model, findings=(error("no_policy", str(model), str(refused)),))
     findings = tuple(
-        warning(found.code, found.where, f"Seen: {found.seen}. Accepted: {found.accepted}.")
+        warning(
+            found.code, found.where, f"Seen: {found.seen}. Accepted: {found.accepted}.", fix=_fix(found.code, renderer)
+        )
         for found in renderer_findings(model, renderer)
     )
     return PolicyFound(model=model, renderer=renderer, findings=findings)
+
+
+def _fix(code: str, renderer: Renderer) -> str:
+    """Lines to paste where the family was guessed; else the code's own."""
+    return FAMILY_LINES.format(getattr(renderer, "family", "")) if code == "family_guessed" else ""

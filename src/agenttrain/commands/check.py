@@ -131,8 +131,9 @@ def _word(found: Checked) -> str:
     n_errors = sum(finding.severity == "error" for finding in found.findings)
     n_warnings = len(found.findings) - n_errors
     if found.verdict.ready:
-        ready = f"Ready to train, but {found.verdict.but}" if found.verdict.but else "Ready to train"
-        return f"{ready}." if not n_warnings else f"{ready}, with {counted(n_warnings, 'warning')}."
+        if found.verdict.but:
+            return f"Ready to train, but {found.verdict.but} ({counted(n_warnings, 'warning')})."
+        return "Ready to train." if not n_warnings else f"Ready to train, with {counted(n_warnings, 'warning')}."
     codes = ", ".join(found.verdict.missing)
     return f"Not ready: {counted(n_errors, 'error')} ({codes}), {counted(n_warnings, 'warning')}."
 
