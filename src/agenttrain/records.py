@@ -133,6 +133,11 @@ class CallSite:
         around = tuple(part.partition(":")[0] for part in parts)
         return around if self.node is None or self.node in around else (self.node, *around)
 
+    @property
+    def place(self) -> str:
+        """The nodes as people read them. Example: node model in node team -> "team:model"."""
+        return ":".join(reversed(self.nodes)) or "outside of any node"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCall:

@@ -35,7 +35,7 @@ def calls_of(results: Sequence[RolloutResult]) -> tuple[Calls, ...]:
     """Most calls first."""
     by_kind: dict[tuple[str, str, Role, str], list[Turn]] = {}
     for turn in (turn for result in results for turn in result.turns):
-        kind = (place_of(turn), model_label(turn.site.model_identity), turn.role, turn.role_reason)
+        kind = (turn.site.place, model_label(turn.site.model_identity), turn.role, turn.role_reason)
         by_kind.setdefault(kind, []).append(turn)
     rows = [
         Calls(
@@ -66,11 +66,6 @@ def own_calls_note(results: Sequence[RolloutResult]) -> tuple[str, ...]:
 def calls_text(by_model: Mapping[str, int]) -> str:
     """Example: {"ChatOpenAI:gpt-4o": 16} -> "16 calls of your own ChatOpenAI:gpt-4o"."""
     return " and ".join(f"{counted(n, 'call')} of your own {model}" for model, n in by_model.items())
-
-
-def place_of(turn: Turn) -> str:
-    """Example: a turn of node model in node team -> "team:model"."""
-    return ":".join(reversed(turn.site.nodes)) or "outside of any node"
 
 
 def roles_by_node(calls: Sequence[Calls], nodes: Sequence[str]) -> Mapping[str, Mapping[Role, int]]:

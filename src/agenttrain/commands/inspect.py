@@ -300,13 +300,12 @@ def _credit(rollout: Rollout, turn: Turn) -> float | None:
 
 
 def _turn_line(turn: Turn) -> str:
-    from agenttrain.check.calls import place_of
 
     mean = sum(turn.response_logprobs) / len(turn.response_logprobs) if turn.response_logprobs else 0.0
     kept = f", which stays as sampled ({', '.join(turn.respelled)})" if turn.respelled else ""
     follows = f"extends {turn.extends}{kept}" if turn.extends else f"new trajectory: {turn.break_cause}"
     return (
-        f"turn {turn.index} {place_of(turn)}: {turn.role} ({turn.role_reason}), {len(turn.prompt_ids)} + "
+        f"turn {turn.index} {turn.site.place}: {turn.role} ({turn.role_reason}), {len(turn.prompt_ids)} + "
         f"{len(turn.response_ids)} tokens, {turn.stop_reason}, mean log probability {mean:.3f}, {follows}"
     )
 

@@ -50,11 +50,10 @@ def show_range(found: SampledRange | None, renderer: Renderer | None, *, as_json
 
 
 def _lines(found: SampledRange) -> list[str]:
-    from agenttrain.check.calls import place_of
 
     turn = found.turn
     traced = f"span {turn.span_id} of trace {turn.trace_id}" if turn.span_id else "not traced"
-    lines = [f"turn {turn.id}: {traced}", f"node {place_of(turn)}: {turn.role} ({turn.role_reason})"]
+    lines = [f"turn {turn.id}: {traced}", f"node {turn.site.place}: {turn.role} ({turn.role_reason})"]
     if found.trajectory is not None:
         lines.append(
             f"trajectory {found.trajectory}, response tokens {found.start} to {found.end - 1}, sampled at weight "
