@@ -300,7 +300,6 @@ def _credit(rollout: Rollout, turn: Turn) -> float | None:
 
 
 def _turn_line(turn: Turn) -> str:
-
     mean = sum(turn.response_logprobs) / len(turn.response_logprobs) if turn.response_logprobs else 0.0
     kept = f", which stays as sampled ({', '.join(turn.respelled)})" if turn.respelled else ""
     follows = f"extends {turn.extends}{kept}" if turn.extends else f"new trajectory: {turn.break_cause}"

@@ -50,7 +50,6 @@ def show_range(found: SampledRange | None, renderer: Renderer | None, *, as_json
 
 
 def _lines(found: SampledRange) -> list[str]:
-
     turn = found.turn
     traced = f"span {turn.span_id} of trace {turn.trace_id}" if turn.span_id else "not traced"
     lines = [f"turn {turn.id}: {traced}", f"node {turn.site.place}: {turn.role} ({turn.role_reason})"]
