@@ -125,16 +125,16 @@ def smallest_effect(n_tasks: int, success: float = 0.5) -> float:
     return min(1.0, (_Z_95 + _Z_POWER_80) * math.sqrt(2 * success * (1 - success) / n_tasks))
 
 
-def few_tasks_warning(n_held_out: int, success: float = 0.5) -> str | None:
+def few_tasks_warning(n_held_out: int) -> str | None:
     """What too few held-out tasks mean for the result, or None from 100 on."""
     if n_held_out >= FEW_TASKS:
         return None
     if n_held_out < 1:
         return 'No task is held out, so nothing can be proved. Mark rows with "split": "held_out", or add rows.'
-    percent = 100 * smallest_effect(n_held_out, success)
+    percent = 100 * smallest_effect(n_held_out)
     return (
         f"Only {n_held_out} held-out tasks: they can show a difference in success of {percent:.0f} points or more. "
-        f"Hold out {FEW_TASKS} for {100 * smallest_effect(FEW_TASKS, success):.0f} points."
+        f"Hold out {FEW_TASKS} for {100 * smallest_effect(FEW_TASKS):.0f} points."
     )
 
 

@@ -42,13 +42,14 @@ class _Node:
 
 
 def trajectories(turns: Sequence[Turn]) -> tuple[Trajectory, ...]:
-    """The token paths of one rollout, the one that holds its first call first.
+    """The token paths of one rollout.
 
     Args:
         turns: of one rollout, in any order; auxiliary turns hold no ids and are passed over.
 
     Returns:
-        Trajectories in a fixed order; each turn of the policy lies in exactly one of them.
+        Trajectories in a fixed order; each turn of the policy lies in exactly one of them. The first is said to have
+        begun with the first turn, since of parallel first calls any may have come in first.
 
     Raises:
         CaptureError: two different turns have one id.
