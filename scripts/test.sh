@@ -16,7 +16,7 @@ ruff check .
 lint-imports
 mypy
 python -m pytest
-python -m pytest -m slow
+python -m pytest -m "slow and not long"
 agenttrain sglang setup --device cpu
 cd integrations/agenttrain-sglang
 ruff format --check .

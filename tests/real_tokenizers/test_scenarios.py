@@ -59,7 +59,7 @@ class TestQwen3ByItsTemplate(RealScenarios):
     tokenizer, family = "qwen3", "default"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 class TestQwen3ByItsTemplateTemplateHistory(TestQwen3ByItsTemplate):
     history = "template"
 
@@ -75,7 +75,7 @@ class TestLlama31(RealScenarios):
             renderer.render([{"role": "user", "content": "a"}], [TOOL])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 class TestLlama31TemplateHistory(TestLlama31):
     history = "template"
 
@@ -87,7 +87,7 @@ class TestLlama31WithTools(RealScenarios):
     tokenizer, template = "llama3_1", "llama3_1"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 class TestLlama31WithToolsTemplateHistory(TestLlama31WithTools):
     history = "template"
 
@@ -103,7 +103,7 @@ class TestGemma3(RealScenarios):
             renderer.render([{"role": "user", "content": "a"}], [TOOL])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 class TestGemma3TemplateHistory(TestGemma3):
     history = "template"
 
@@ -119,7 +119,7 @@ class TestDeepSeekV3(RealScenarios):
             renderer.render([{"role": "user", "content": "a"}], [TOOL])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 class TestDeepSeekV3TemplateHistory(TestDeepSeekV3):
     history = "template"
 
@@ -135,7 +135,7 @@ class TestDeepSeekV3ByItsFamily(RealScenarios):
             renderer.render([{"role": "user", "content": "a"}], [TOOL])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 class TestDeepSeekV3ByItsFamilyTemplateHistory(TestDeepSeekV3ByItsFamily):
     history = "template"
 
@@ -147,7 +147,7 @@ class TestDeepSeekV3WithTools(RealScenarios):
     tokenizer, template = "deepseek_v3", "deepseek_v3"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 class TestDeepSeekV3WithToolsTemplateHistory(TestDeepSeekV3WithTools):
     history = "template"
 
