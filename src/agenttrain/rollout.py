@@ -126,10 +126,11 @@ class Runner:
     def _refuse(self, ending: GraphEnding) -> None:
         """End the run for what no rollout may do, even where the graph's own code caught it."""
         refusal = self._refusal(ending)
-        if refusal is not None and self.refusals is None:
+        if refusal is None:
+            return
+        if self.refusals is None:
             raise refusal
-        if refusal is not None and self.refusals is not None:
-            self.refusals.append(refusal)
+        self.refusals.append(refusal)
 
     def _refusal(self, ending: GraphEnding) -> GraphError | None:
         if isinstance(ending.error, GraphError):

@@ -81,7 +81,7 @@ def test_mermaid_of_names_that_it_would_take_for_its_own() -> None:
 
 
 def test_a_call_that_forgot_the_nodes_around_it_counts_for_the_one_node_of_its_name() -> None:
-    """A graph called with a thread_id of its own; where two nodes have that name, none is guessed."""
+    """Nothing tells what stands around it; where two nodes have that name, none is guessed."""
     roles = roles_by_node((calls("model", "trained", 2),), SHAPE.nodes)
     assert roles == {"team:model": {"trained": 2}}
     assert roles_by_node((calls("model", "trained", 2),), (*SHAPE.nodes, "other:model")) == {}

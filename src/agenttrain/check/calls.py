@@ -72,8 +72,7 @@ def roles_by_node(calls: Sequence[Calls], nodes: Sequence[str]) -> Mapping[str, 
     """Node of a drawing to how many calls of each role were made in it.
 
     A call in a graph that the drawing doesn't look into counts for the innermost node around it that is drawn; one in
-    a graph that was called with a config of its own, where LangGraph forgets the nodes around, for the one drawn node
-    of its name.
+    a graph of which nothing tells the nodes around, for the one drawn node of its name.
     """
     found: dict[str, dict[Role, int]] = {}
     for row in calls:

@@ -68,12 +68,16 @@ class Gate:
         """Rollouts run behind it. False: a policy serves, and calls without a route are none of its business."""
         self.n_escapes = 0
         """Calls without a route while this gate was open, refused or let through."""
-        self.first_escape: EscapeError | None = None
-        """What the first was told; kept since the graph's own code may catch what was raised."""
         self.places: dict[str, EscapeError] = {}
-        """Model, node, thread and line of the first `MOST_PLACES` escapes that differ in one, to what each was told."""
+        """Model, node, thread and line of the first `MOST_PLACES` escapes that differ in one, to what each was told;
+        kept since the graph's own code may catch what was raised."""
         self._n_told = 0
         self._example = ""
+
+    @property
+    def first_escape(self) -> EscapeError | None:
+        """What the first was told."""
+        return next(iter(self.places.values()), None)
 
     def note(self, error: EscapeError, where: str) -> None:
         """A call got past it; hold the lock.
@@ -84,7 +88,6 @@ class Gate:
         if self.n_escapes == self._n_told:
             self._example = where
         self.n_escapes += 1
-        self.first_escape = self.first_escape or error
         if len(self.places) < MOST_PLACES:
             self.places.setdefault(where, error)
 

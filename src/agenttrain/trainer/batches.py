@@ -22,10 +22,10 @@ from agenttrain.trainer.by_turn import compared, credited, has_credit, turns_of_
 from agenttrain.trainer.loss import LossMean, token_weights
 
 ALL_EQUAL = "all rewards equal"
-WORTH_APART = 0.9
-"""Rows that begin alike get passes of their own where all passes together then read less than this share."""
 TOO_FEW = "fewer than two usable rollouts"
 NOTHING_SAMPLED = "no trained tokens"
+WORTH_APART = 0.9
+"""Rows that begin alike get passes of their own where all passes together then read less than this share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
