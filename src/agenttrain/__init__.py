@@ -16,24 +16,32 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from agenttrain.trainable import Limits, current_task, trainable
+from agenttrain.sandbox_spec import SandboxLimits, SandboxSpec
+from agenttrain.trainable import Limits, current_sandbox, current_task, trainable
 
 if TYPE_CHECKING:
     from agenttrain.errors import PolicyFailure
     from agenttrain.graph.chat_model import chat_model
     from agenttrain.markers import hookimpl
     from agenttrain.records import Task
+    from agenttrain.sandbox import open_sandbox
+    from agenttrain.sandbox_protocol import SandboxRefusal
     from agenttrain.serving import attach, use
 
 __version__ = "0.1.0"
 __all__ = [
     "Limits",
     "PolicyFailure",
+    "SandboxLimits",
+    "SandboxRefusal",
+    "SandboxSpec",
     "Task",
     "attach",
     "chat_model",
+    "current_sandbox",
     "current_task",
     "hookimpl",
+    "open_sandbox",
     "trainable",
     "use",
 ]
@@ -41,10 +49,12 @@ __all__ = [
 # `trainable` is taken above, since the import of its module binds that name to the module here.
 _homes = {
     "PolicyFailure": "agenttrain.errors",
+    "SandboxRefusal": "agenttrain.sandbox_protocol",
     "Task": "agenttrain.records",
     "attach": "agenttrain.serving",
     "chat_model": "agenttrain.graph.chat_model",
     "hookimpl": "agenttrain.markers",
+    "open_sandbox": "agenttrain.sandbox",
     "use": "agenttrain.serving",
 }
 

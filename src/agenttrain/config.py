@@ -110,6 +110,17 @@ class RewardTable(Table):
     """Added to the reward of a rollout that was truncated or ran out of budget."""
 
 
+class SandboxTable(Table):
+    """Where sandboxes are made; what is in them, `@trainable(sandbox=…)` says."""
+
+    backend: str | None = None
+    """None: the best that works on this machine."""
+    image: str | None = None
+    """Of a container, where a container engine makes them."""
+    allow_unenforced: list[str] = []
+    """Names of boundaries and limits that this machine may leave unenforced."""
+
+
 class EvalTable(Table):
     tasks: int | None = Field(None, ge=1)
     """Held-out tasks evaluated, from the front of the file. None: all."""
@@ -145,6 +156,7 @@ class Config(Table):
     sampling: SamplingTable = SamplingTable()
     limits: LimitsTable = LimitsTable()
     reward: RewardTable = RewardTable()
+    sandbox: SandboxTable = SandboxTable()
     eval: EvalTable = EvalTable()
     checkpoint: CheckpointTable = CheckpointTable()
     run: RunTable = RunTable()

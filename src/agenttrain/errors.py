@@ -11,6 +11,7 @@
     ├── PluginError          (LookupError)  a plugin that is missing, broken or misspelt
     ├── CaptureError         (RuntimeError) a model call that could not be recorded whole
     ├── WorldError           (RuntimeError) a setup= or on_interrupt= that raised
+    ├── SandboxError         (RuntimeError) a sandbox that can't be made, or failed by itself
     ├── RewardError          (RuntimeError) a verifier that raised or answered with no number
     ├── SampleError          (ValueError)   ids, mask and log probabilities that don't fit
     ├── EngineError          (RuntimeError) an engine that answers nothing
@@ -67,6 +68,10 @@ class CaptureError(AgenttrainError, RuntimeError):
 
 class WorldError(AgenttrainError, RuntimeError):
     """What stands around the graph raised: `setup=`, or `on_interrupt=` in a human's place."""
+
+
+class SandboxError(AgenttrainError, RuntimeError):
+    """A sandbox that can't be made as it was asked for, or that failed by itself."""
 
 
 class RewardError(AgenttrainError, RuntimeError):

@@ -26,6 +26,7 @@ from agenttrain.protocols import (
     TrainerFactory,
 )
 from agenttrain.records import CallSite, Role, RolloutResult, StepResult, Turn
+from agenttrain.sandbox_protocol import SandboxFactory
 
 if TYPE_CHECKING:
     import typer
@@ -36,6 +37,7 @@ Settings = Callable[[], "type[Table]"]
 """Gives the pydantic model of a plugin's own table; called when that is wanted, so that loading imports no pydantic."""
 
 RegisterAdvantages = Callable[[str, AdvantageEstimator], None]
+RegisterSandboxes = Callable[[str, SandboxFactory], None]
 
 
 class RegisterEngine(Protocol):
@@ -124,6 +126,22 @@ def agenttrain_register_advantages(register: RegisterAdvantages) -> None:
         @hookimpl
         def agenttrain_register_advantages(register):
             register("sign", lambda rewards: [1.0 if r > 0 else -1.0 for r in rewards])
+    """
+
+
+@hookspec
+def agenttrain_register_sandboxes(register: RegisterSandboxes) -> None:
+    """Register backends that make sandboxes, each a factory without arguments of a SandboxBackend.
+
+    Shape: register.
+    When: at load, once per process; the factory is called when the first sandbox of its name is asked for.
+    Exception: as for `agenttrain_register_engines`; one that the factory raises ends the command with a PluginError
+        that names the plugin, an error of agenttrain's own as it is.
+
+    Example:
+        @hookimpl
+        def agenttrain_register_sandboxes(register):
+            register("mine", MyBackend)  # then: --set sandbox.backend=mine
     """
 
 

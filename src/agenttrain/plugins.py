@@ -33,6 +33,7 @@ from agenttrain.protocols import (
     TrainerFactory,
 )
 from agenttrain.records import CallSite, Role, RolloutResult
+from agenttrain.sandbox_protocol import SandboxBackend, SandboxFactory
 
 if TYPE_CHECKING:
     import typer
@@ -45,7 +46,7 @@ PREFIX = "agenttrain_"
 GRAPH_PLUGIN = "graph.py"
 """The name that graph.py's own module goes by as a plugin."""
 
-KINDS = ("engines", "trainers", "advantages")
+KINDS = ("engines", "trainers", "advantages", "sandboxes")
 """What can be registered; each has a hook `agenttrain_register_<kind>`."""
 
 _MARK = "agenttrain_impl"
@@ -140,6 +141,10 @@ class Plugins:
         return self._by_name("advantages")
 
     @property
+    def sandboxes(self) -> Mapping[str, SandboxFactory]:
+        return self._by_name("sandboxes")
+
+    @property
     def table_names(self) -> tuple[str, ...]:
         """Names of the tables that a configuration may hold beside ours: each installed plugin has one."""
         return tuple(plugin.name for plugin in self.loaded if plugin.name != GRAPH_PLUGIN)
@@ -167,6 +172,16 @@ class Plugins:
             PluginError: no such estimator, with those that are installed.
         """
         return self._named(self.advantages, name, "advantage estimator")
+
+    def sandbox(self, name: str) -> SandboxBackend:
+        """A new backend of sandboxes.
+
+        Raises:
+            PluginError: no such backend, with those that are installed, or its factory raised.
+        """
+        factory = self._named(self.sandboxes, name, "sandbox backend")
+        made: SandboxBackend = _asked(self._registered["sandboxes"][name], factory, f"its sandbox backend {name!r}")
+        return made
 
     def forecast(self, trainer: str, context: ForecastContext) -> Forecast | None:
         """What a run by this trainer, on the configured engine, will need. None: the trainer doesn't say.

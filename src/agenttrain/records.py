@@ -6,14 +6,14 @@ Lengths are checked where a record is made. None never means zero.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from agenttrain.errors import CaptureError, SampleError, TaskError
+from agenttrain.routed_experts import RoutedExperts as RoutedExperts
 
-RECORD_VERSION = 4
+RECORD_VERSION = 5
 """Stored with every record; a reader refuses a higher one."""
 NOT_ADMITTED = "not admitted: "
 """Before a plugin's reason, in the cause of a rollout that it kept out of training."""
@@ -48,6 +48,8 @@ BreakCause = Literal[
 ]
 """Why a turn began a new trajectory; `first_turn` is no break and is not counted as one. thinking_dropped: the template
 drops it from answered replies, and renderer.history asks for what the template does."""
+PartKind = Literal["safety", "format", "outcome", "process", "cost"]
+"""safety and format are gates; outcome decides success; process and cost are terms beside it."""
 Respelling = Literal["thinking_dropped", "arguments_respelled", "text_respelled", "tokens_respelled"]
 """How the template would write an answered reply otherwise than it was sampled. No break: it is kept as sampled."""
 
@@ -203,60 +205,6 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoutedExperts:
-    """Which experts a mixture of experts sent some positions of a token path through.
-
-    Row i is of position `start + i`; positions count from the first prompt id. The last id of a path was never read, so
-    it has no row.
-    """
-
-    start: int
-    n_layers: int
-    """Layers that route, in the model's order; or all layers, with anything where one does not route."""
-    n_chosen: int
-    """Experts that each such layer chose for a position."""
-    data: bytes
-    """[rows, n_layers, n_chosen] expert numbers, little-endian uint16, row after row."""
-
-    def __post_init__(self) -> None:
-        if self.start < 0 or self.row_bytes < 2 or len(self.data) % self.row_bytes:
-            raise CaptureError(
-                f"Routed experts from position {self.start} hold {len(self.data)} bytes for {self.n_layers} layers of "
-                f"{self.n_chosen} experts. Give whole rows of 2 bytes an expert."
-            )
-
-    @property
-    def row_bytes(self) -> int:
-        return 2 * self.n_layers * self.n_chosen
-
-    @property
-    def end(self) -> int:
-        """The position after the last row."""
-        return self.start + len(self.data) // self.row_bytes
-
-    @staticmethod
-    def of_path(parts: Sequence[RoutedExperts | None]) -> RoutedExperts | None:
-        """The rows of turns that extend one another, from position 0 on, as one.
-
-        Args:
-            parts: of each turn of a path, its first turn's first.
-
-        Returns:
-            None where a turn has none, where a position between them has none, and where their layers differ.
-
-        Example: rows of positions 0 to 4 and of 5 to 8 -> rows of positions 0 to 8
-        """
-        known = [part for part in parts if part is not None]
-        if not known or len(known) < len(parts) or known[0].start:
-            return None
-        for before, after in pairwise(known):
-            alike = (before.n_layers, before.n_chosen) == (after.n_layers, after.n_chosen)
-            if before.end != after.start or not alike:
-                return None
-        return known[0] if len(known) == 1 else replace(known[0], data=b"".join(part.data for part in known))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """How one turn is sampled."""
 
@@ -377,8 +325,16 @@ class RewardPart:
 
     name: str
     score: float
+    """Within the part's bounds."""
     weight: float = 1.0
     comment: str = ""
+    kind: PartKind = "outcome"
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    """What the verifier saw, in JSON's types: "exit_code", "output", "checks" ([{name, passed, reason}]), and under
+    "tampering" ([text]) what the agent changed of what judges it, which changed nothing of the score."""
+    error: str = ""
+    """What the verifier raised, where that leaves only this part out; its score and weight are 0 then. Empty: it
+    answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -404,12 +360,14 @@ class Reward:
     """Score of a rollout, with its parts."""
 
     score: float
-    """Sum of weight × score over the parts, plus `unfinished`."""
+    """Sum of weight × score over the parts, or what a closed gate gives instead; plus `unfinished`."""
     parts: tuple[RewardPart, ...]
     unfinished: float = 0.0
     """reward.unfinished where the rollout was cut, else 0."""
     credit: Credit | None = None
     """None: every token of the rollout has its score alone."""
+    closed: str = ""
+    """Name of the gate that decided the score, whatever the other parts say. Empty: all gates are open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -448,6 +406,17 @@ class RolloutRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Isolation:
+    """What kept a sandbox apart from the machine."""
+
+    backend: str
+    enforced: Mapping[str, str]
+    """Each of `sandbox_spec.BOUNDARIES` and `LIMITS` that holds, to what enforces it, such as "network namespace"."""
+    unenforced: tuple[str, ...] = ()
+    """Those that don't, which the user allowed. A network that the user asked for is in neither."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
     """One execution of the graph on one task, and how it ended."""
 
@@ -466,6 +435,8 @@ class Rollout:
     """A verifier raised, took too long or gave no number; the status is environment_failure then."""
     reward: Reward | None = None
     """None: the status gives none. Never 0 instead."""
+    isolation: Isolation | None = None
+    """Of its sandbox. None: it had none."""
     success: bool = False
     n_turns: int = 0
     """Policy calls, trained and frozen."""

@@ -15,9 +15,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agenttrain.errors import ConfigError
+from agenttrain.sandbox_spec import SandboxSpec
 
 if TYPE_CHECKING:
     from agenttrain.records import Task
+    from agenttrain.sandbox_protocol import Sandbox
 
 T = TypeVar("T")
 Selector = str | Callable[..., bool]
@@ -56,6 +58,8 @@ class Trainable:
     limits: Limits = Limits()
     setup: Callable[..., Any] | None = None
     """Makes the context manager that is a task's world. None: the tasks share one."""
+    sandbox: SandboxSpec | None = None
+    """How each rollout's sandbox is made. None: it has none."""
     on_interrupt: Callable[..., Any] | None = None
     """Answers where the graph waits for a human. None: a rollout that waits ends as an environment failure."""
     allow_escapes: bool = False
@@ -64,6 +68,7 @@ class Trainable:
 
 _noted: dict[int, Trainable] = {}
 _current_task: contextvars.ContextVar[Task] = contextvars.ContextVar("agenttrain_task")
+_current_sandbox: contextvars.ContextVar[Sandbox] = contextvars.ContextVar("agenttrain_sandbox")
 
 
 def trainable(
@@ -78,6 +83,7 @@ def trainable(
     auxiliary: Sequence[Selector] = (),
     limits: Limits | None = None,
     setup: Callable[..., Any] | None = None,
+    sandbox: SandboxSpec | None = None,
     on_interrupt: Callable[..., Any] | None = None,
     allow_escapes: bool = False,
 ) -> Any:
@@ -107,6 +113,8 @@ def trainable(
         train, frozen, auxiliary: selectors of model calls, see `agenttrain.graph.roles`.
         limits: what one rollout may use.
         setup: makes each rollout's world: a function of the task that gives a context manager.
+        sandbox: gives each rollout a sandbox of its own: `current_sandbox()` in tools, an argument `sandbox` of
+            verifiers.
         on_interrupt: answers a human interrupt.
         allow_escapes: count model calls that get past the gate instead of ending the run.
 
@@ -147,6 +155,8 @@ def trainable(
     for name, function in (("setup", setup), ("on_interrupt", on_interrupt)):
         if function is not None and not callable(function):
             raise ConfigError(f"@trainable got {name}={function!r}. Name the function itself: {name}=…")
+    if sandbox is not None and not isinstance(sandbox, SandboxSpec):
+        raise ConfigError(f"@trainable got sandbox={sandbox!r}. Write sandbox=SandboxSpec(template=…, files=…).")
     if limits is not None and not isinstance(limits, Limits):
         raise ConfigError(f"@trainable got limits={limits!r}. Write limits=Limits(turns=…, tokens=…, seconds=…).")
     if verifiers is not None and not isinstance(verifiers, Mapping):
@@ -169,6 +179,7 @@ def trainable(
             auxiliary=tuple(auxiliary),
             limits=limits or Limits(),
             setup=setup,
+            sandbox=sandbox,
             on_interrupt=on_interrupt,
             allow_escapes=allow_escapes,
         )
@@ -211,6 +222,34 @@ def current_task_is(task: Task) -> Iterator[None]:
         yield
     finally:
         _current_task.reset(token)
+
+
+def current_sandbox() -> Sandbox:
+    """The sandbox of the rollout that runs this code; for use inside tools and nodes.
+
+    Raises:
+        LookupError: no rollout with a sandbox is running here.
+    """
+    try:
+        return _current_sandbox.get()
+    except LookupError:
+        raise LookupError(
+            "No rollout with a sandbox is running here. Add sandbox=SandboxSpec(…) to @trainable; outside of rollouts, "
+            "in a test or a server, open one: with agenttrain.open_sandbox(SandboxSpec(…)):"
+        ) from None
+
+
+@contextmanager
+def current_sandbox_is(sandbox: Sandbox | None) -> Iterator[None]:
+    """Make `current_sandbox` give this one inside the block. None: as it was."""
+    if sandbox is None:
+        yield
+        return
+    token = _current_sandbox.set(sandbox)
+    try:
+        yield
+    finally:
+        _current_sandbox.reset(token)
 
 
 def function_name(function: Callable[..., Any]) -> str:

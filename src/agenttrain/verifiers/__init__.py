@@ -1,0 +1,1 @@
+"""Verifiers that come with agenttrain: functions of task, state and sandbox, to be named in `@trainable`."""
