@@ -1,7 +1,7 @@
-"""A rollout under way: who may still write its record, its world, and the human it asks.
+"""A rollout under way: who may still write its record, its sandbox, its world, and the human it asks.
 
 Invariant: one caller writes the record, whoever comes first of the graph that ended and the pool that gave it up; a
-world that was entered is left either way.
+world that was entered is left either way, and a sandbox closed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from agenttrain.errors import GraphError, RolloutStop
 from agenttrain.graph.human import OnInterrupt, answer_by
 from agenttrain.graph.run import Answer
 from agenttrain.graph.world import Given, Setup, World, setup_text
-from agenttrain.records import RolloutRequest
+from agenttrain.records import Isolation, RolloutRequest
+from agenttrain.sandbox.making import SandboxMaker
+from agenttrain.sandbox_protocol import Sandbox
 
 
 @dataclass(slots=True)
@@ -28,6 +30,10 @@ class Flight:
     lock: threading.Lock = field(default_factory=threading.Lock)
     world: World | None = None
     """None: the task has none, it is not entered yet, or it has been left."""
+    sandbox: Sandbox | None = None
+    """None: it has none, or it has been closed."""
+    isolation: Isolation | None = None
+    """Of its sandbox, closed or not."""
     context: Any = None
     """The graph's runtime context, for the verifiers."""
     n_interrupts: int = 0
@@ -39,6 +45,31 @@ class Flight:
         if first:
             self.recorder.close()
         return first
+
+    def open_sandbox(self, maker: SandboxMaker | None) -> Sandbox | None:
+        """A new one for the graph; closed at once if the rollout was abandoned meanwhile. None: the graph has none.
+
+        Raises:
+            AgenttrainError: none can be made.
+        """
+        if maker is None:
+            return None
+        sandbox = maker.open(self.request.task, name=self.request.rollout_id)
+        self.isolation = sandbox.isolation
+        with self.lock:
+            abandoned = self.closed
+            if not abandoned:
+                self.sandbox = sandbox
+        if abandoned:
+            sandbox.close()
+        return sandbox
+
+    def close_sandbox(self) -> None:
+        """End what runs in it and remove its files."""
+        with self.lock:
+            sandbox, self.sandbox = self.sandbox, None
+        if sandbox is not None:
+            sandbox.close()
 
     def enter_world(self, setup: Setup | None, input_keys: tuple[str, ...]) -> Given:
         """What the task's own world gives to its graph; it is let go at once if the rollout was abandoned meanwhile.

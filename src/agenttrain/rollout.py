@@ -17,7 +17,7 @@ from agenttrain import telemetry
 from agenttrain.as_is import AsIsRoles, NoEngine, NoRenderer
 from agenttrain.capture.recorder import Recorder, RecorderLimits
 from agenttrain.config import Config, LimitsTable, environment
-from agenttrain.errors import GraphError, RewardError, WorldError
+from agenttrain.errors import ConfigError, GraphError, RewardError, SandboxError, WorldError
 from agenttrain.flight import Flight
 from agenttrain.graph.intercept import Gate, open_gate, outside_rollouts, self_test
 from agenttrain.graph.isolation import isolated, open_isolation
@@ -46,9 +46,11 @@ from agenttrain.reward.score import VerifierPolicyFailure, passes, score
 from agenttrain.reward.status import STATUS_RULES, Ending, is_rewarded, may_succeed, status_of
 from agenttrain.rollout_span import describe
 from agenttrain.sample.build import build_samples
+from agenttrain.sandbox.making import SandboxMaker
+from agenttrain.sandbox_protocol import Sandbox
 from agenttrain.telemetry.content import captures_content
 from agenttrain.telemetry.names import CAPTURE_CONTENT_VARIABLE
-from agenttrain.trainable import Trainable, current_task_is
+from agenttrain.trainable import Trainable, current_sandbox_is, current_task_is
 from agenttrain.trajectory.tree import trajectories
 
 SUPERSTEPS_PER_TURN = 8
@@ -68,6 +70,8 @@ class Runner:
     roles: RoleBook
     gate: Gate
     model_name: str
+    sandboxes: SandboxMaker | None = None
+    """None: the graph has no sandbox."""
     captures_content: bool = False
     """Whether prompts, completions and what tools got and gave stand on spans."""
     trace_context: Mapping[str, str] = field(default_factory=dict)
@@ -109,6 +113,7 @@ class Runner:
                 return self._land(flight, ending, span)
             finally:
                 flight.let_world_go()
+                flight.close_sandbox()
 
     def abandon(self, rollout_id: str, cause: str) -> RolloutResult | None:
         """Give up on a rollout whose graph does not return; its thread can't be ended, only cut off.
@@ -121,6 +126,7 @@ class Runner:
             return None
         flight.recorder.stop(cause)
         flight.let_world_go()
+        flight.close_sandbox()
         return self._record(flight, Ending(stuck=True, stopped=cause), state=None, span=None)
 
     def _refuse(self, ending: GraphEnding) -> None:
@@ -168,11 +174,17 @@ class Runner:
     def _run_graph(self, flight: Flight) -> GraphEnding:
         task, noted = flight.request.task, self.noted
         try:
-            given = flight.enter_world(noted.setup if noted else None, self.graph.input_keys)
-        except (WorldError, GraphError) as error:
+            sandbox = flight.open_sandbox(self.sandboxes)
+            with current_sandbox_is(sandbox):
+                given = flight.enter_world(noted.setup if noted else None, self.graph.input_keys)
+        except (ConfigError, SandboxError, WorldError, GraphError) as error:
             return GraphEnding(state=None, error=error)
         flight.context = given.context_over(task.context)
-        with current_task_is(task), tool_spans(captures_content=self.captures_content) as callbacks:
+        with (
+            current_task_is(task),
+            current_sandbox_is(sandbox),
+            tool_spans(captures_content=self.captures_content) as callbacks,
+        ):
             return run_graph(
                 self.graph,
                 input={**task.input, **given.state},
@@ -240,7 +252,12 @@ class Runner:
         is_as_is = isinstance(self.renderer, NoRenderer)  # no turn is trained then, and a verifier credits some
         unfinished = self.config.reward.unfinished if STATUS_RULES[status].unfinished else 0.0
         try:
-            with outside_rollouts(), current_task_is(request.task), telemetry.reward_span(request.rollout_id):
+            with (
+                outside_rollouts(),
+                current_task_is(request.task),
+                current_sandbox_is(flight.sandbox),
+                telemetry.reward_span(request.rollout_id),
+            ):
                 reward = score(
                     self.verifiers,
                     task=request.task,
@@ -248,6 +265,7 @@ class Runner:
                     timeout_s=self.config.limits.verifier_seconds,
                     unfinished=unfinished,
                     context=flight.context,
+                    sandbox=self._settled(flight),
                     loop=world.loop if world is not None else None,
                     turns=None if is_as_is else turns,
                     views=lambda: [self._view(turn) for turn in turns],
@@ -257,6 +275,20 @@ class Runner:
         except RewardError as error:
             return None, "environment_failure", str(error)
         return reward, status, cause
+
+    def _settled(self, flight: Flight) -> Sandbox | None:
+        """The rollout's sandbox for its verifiers: nothing that the agent started runs in it any more.
+
+        Raises:
+            RewardError: it failed by itself.
+        """
+        sandbox = flight.sandbox
+        try:
+            if sandbox is not None:
+                sandbox.settle()
+        except SandboxError as error:
+            raise RewardError(f"The sandbox failed before the verifiers were asked: {error}") from error
+        return sandbox
 
     def _view(self, turn: Turn) -> TurnView:
         ids = turn.response_ids
@@ -294,6 +326,7 @@ class Runner:
             status=status,
             cause=cause,
             reward=reward,
+            isolation=flight.isolation,
             success=reward is not None and may_succeed(status) and passes(reward),
             n_turns=len(policy_turns) or len(turns),  # as-is: the user's own models made all of them
             n_tool_calls=sum(turn.n_tool_calls for turn in policy_turns),
@@ -370,6 +403,7 @@ def open_runner(
             roles=roles,
             gate=gate,
             model_name=model_name,
+            sandboxes=sandbox_maker(config, loaded, plugins),
             captures_content=captures_content(environment(CAPTURE_CONTENT_VARIABLE)),
             trace_context=telemetry.trace_context(),
         )
@@ -394,6 +428,16 @@ def open_runner_of(spec: RolloutSpec, *, store: TurnStore) -> Iterator[Runner]:
         ) as runner,
     ):
         yield runner
+
+
+def sandbox_maker(config: Config, loaded: LoadedGraph, plugins: Plugins) -> SandboxMaker | None:
+    """What makes the sandboxes of a graph. None: it has none."""
+    noted = loaded.trainable
+    if noted is None or noted.sandbox is None:
+        return None
+    return SandboxMaker(
+        spec=noted.sandbox, folder=Path(noted.file).parent, backend_of=plugins.sandbox, table=config.sandbox
+    )
 
 
 def _raised_by_itself(ended: GraphEnding) -> bool:

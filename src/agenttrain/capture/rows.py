@@ -19,6 +19,7 @@ from agenttrain.errors import CaptureError
 from agenttrain.records import (
     CallSite,
     Credit,
+    Isolation,
     Reward,
     RewardPart,
     Rollout,
@@ -237,7 +238,10 @@ def rollout_of(body: dict[str, Any]) -> Rollout:
     if reward is not None:
         parts = tuple(RewardPart(**part) for part in reward["parts"])
         reward = Reward(**{**reward, "parts": parts, "credit": _credit_of(reward.get("credit"))})
-    return Rollout(**{**body, "reward": reward})
+    isolation = body.get("isolation")  # none before version 5
+    if isolation is not None:
+        isolation = Isolation(**{**isolation, "unenforced": tuple(isolation["unenforced"])})
+    return Rollout(**{**body, "reward": reward, "isolation": isolation})
 
 
 def _credit_of(body: Mapping[str, Any] | None) -> Credit | None:

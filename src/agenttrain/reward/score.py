@@ -20,10 +20,12 @@ from agenttrain.errors import PolicyFailure, RewardError, RolloutStop
 from agenttrain.records import Credit, Reward, RewardPart, Task, Turn, TurnView
 from agenttrain.reward.credit import credit_in, summed
 from agenttrain.reward.time_limit import OutOfTime, Raised, in_time
+from agenttrain.sandbox_protocol import Sandbox
 
-ARGUMENTS = ("task", "state", "context", "turns", "inputs", "outputs", "reference_outputs", "reference")
+ARGUMENTS = ("task", "state", "context", "turns", "sandbox", "inputs", "outputs", "reference_outputs", "reference")
 """The names a verifier may ask for; `context` is what the graph had as its runtime context, `turns` a TurnView of each
-model call, and the later ones are LangSmith's, for input, last state and reference."""
+model call, `sandbox` the rollout's, in which nothing runs any more, and the later ones are LangSmith's, for input, last
+state and reference."""
 SUCCESS_SUFFIX = ".success"
 """A verifier that decides success itself leaves a second part under its name and this, of weight 0 and score 0 or 1."""
 
@@ -50,6 +52,7 @@ def score(
     timeout_s: float | None,
     unfinished: float = 0.0,
     context: Any = None,
+    sandbox: Sandbox | None = None,
     loop: asyncio.AbstractEventLoop | None = None,
     turns: Sequence[Turn] | None = None,
     views: Callable[[], Sequence[TurnView]] = tuple,
@@ -64,6 +67,7 @@ def score(
         timeout_s: seconds each verifier may take. None: no limit.
         unfinished: added where the rollout was cut.
         context: the graph's runtime context. None: it had none.
+        sandbox: the rollout's, settled. None: it had none.
         loop: running on another thread; async verifiers run there. None: each on a loop of its own.
         turns: what credit by turn is held against. None: not known, and any index is taken.
         views: gives what a verifier sees of the turns; called where one asks for them.
@@ -75,7 +79,8 @@ def score(
     """
     if not verifiers:
         raise RewardError(f"Task {task.id!r} can't be scored: there is no verifier. Add verifier=… to @trainable.")
-    values = _values(task, state, context) | {"turns": tuple(views()) if _ask_for_turns(verifiers) else ()}
+    views_of_turns = tuple(views()) if _ask_for_turns(verifiers) else ()
+    values = _values(task, state, context) | {"sandbox": sandbox, "turns": views_of_turns}
     parts: list[RewardPart] = []
     credits: list[Credit | None] = []
     failure: PolicyFailure | None = None
