@@ -14,6 +14,7 @@ from agenttrain.promotion.summary import CUT
 from agenttrain.protocols import Engine, TellsNews, Trainer
 from agenttrain.records import NOT_LEFT, RolloutResult, StepResult
 from agenttrain.reward.status import may_train
+from agenttrain.reward.tampering import tampering_in, tampering_of
 
 LOGPROB_GAP = 1e-3
 """Largest difference between engine and trainer that is only rounding."""
@@ -99,6 +100,20 @@ def world_alarms(results: Sequence[RolloutResult], step: int) -> list[Alarm]:
     return [Alarm(code="world_not_left", severity="note", step=step, message=text + left[0].cause)]
 
 
+def tampering_alarms(results: Sequence[RolloutResult], step: int) -> list[Alarm]:
+    """Rollouts that changed what judges them; loud where they got more by it than their siblings without."""
+    found = tampering_in([result.rollout for result in results])
+    if found is None:
+        return []
+    text = f"{found.n} of {len(results)} rollouts changed what judges them, for example {found.example.id}: "
+    text += "; ".join(tampering_of(found.example))
+    if found.pays:
+        gained = f"{found.gain:+.2f} against the others of their groups"
+        text += f". It pays ({gained}): the verifier counts what the agent wrote itself."
+        return [_loud("tampering_pays", step, text)]
+    return [Alarm(code="tampering", severity="note", step=step, message=text + ". It changed no score.")]
+
+
 def escape_alarms(n: int, where: str, *, step: int) -> list[Alarm]:
     """Model calls that got past the gate under allow_escapes, since this was last asked.
 
@@ -126,6 +141,7 @@ def evaluation_alarms(results: Sequence[RolloutResult]) -> list[Alarm]:
         text += f"{lost[0].rollout.id}: {lost[0].rollout.cause}"
         severity: Literal["note", "loud"] = "loud" if len(lost) > ENVIRONMENT_FAILURE_SHARE * len(results) else "note"
         found.append(Alarm(code="evaluation_incomplete", severity=severity, step=0, message=text))
+    found += tampering_alarms(results, 0)
     return found + _cut_alarms(results) + _missed_alarms(results) + _credit_alarms(results)
 
 

@@ -25,6 +25,7 @@ from agenttrain.alarms import (
     plugin_alarms,
     resume_alarms,
     step_alarms,
+    tampering_alarms,
     verifier_alarms,
     world_alarms,
 )
@@ -308,6 +309,7 @@ class Fit:
         alarms = step_alarms(merged, baseline_tool_calls=baseline["tool_calls"])
         alarms += verifier_alarms(rollouts, step.step)
         alarms += world_alarms(rollouts, step.step)
+        alarms += tampering_alarms(rollouts, step.step)
         alarms += self._news(step.step)
         alarms += memory_alarms(self.memory.after_step(len(rollouts)), step.step, steps_to_go=left)
         row = {

@@ -32,6 +32,8 @@ from agenttrain.plugins import Plugins
 from agenttrain.protocols import EngineContext, Renderer, TrainerCheckContext
 from agenttrain.records import CallSite, Task
 from agenttrain.reward.score import check_verifiers
+from agenttrain.rollout import sandbox_maker
+from agenttrain.sandbox.making import SandboxMaker
 from agenttrain.tasks import check_against_schema, few_tasks_warning, read_tasks, split_tasks
 from agenttrain.trainable import Trainable
 from agenttrain.trainer.algorithms import chosen, with_algorithm
@@ -118,6 +120,7 @@ def prepare(
             f"{file} has {len(tasks)} tasks, and none of the split that is evaluated ({split or 'held_out'}). "
             'Give some rows "split": "held_out", or leave `split` out: 20 % of the rows are held out then.'
         )
+    of_sandbox = _check_sandbox(sandbox_maker(config, loaded, plugins), evaluated[0])
     warnings = check_against_schema((*train, *evaluated), input_schema, context_schema)
     model = model_folder(config) if needs_policy else None
     renderer = _renderer(config, model) if model is not None else None
@@ -130,7 +133,7 @@ def prepare(
         held_out=evaluated,
         model=model,
         renderer=renderer,
-        notes=(*loaded.notes, *nodes, *warnings, *_notes(evaluated, renderer), *of_engine),
+        notes=(*loaded.notes, *nodes, *warnings, *of_sandbox, *_notes(evaluated, renderer), *of_engine),
     )
 
 
@@ -334,6 +337,19 @@ def _check_functions(noted: Trainable | None, target: str) -> None:
         check_setup(noted.setup)
     if noted.on_interrupt is not None:
         check_on_interrupt(noted.on_interrupt)
+
+
+def _check_sandbox(maker: SandboxMaker | None, task: Task) -> tuple[str, ...]:
+    """Refuse a sandbox that can't be made here; a note on what it leaves unenforced.
+
+    Raises:
+        AgenttrainError: none can be made as it was asked for.
+    """
+    if maker is None:
+        return ()
+    isolation = maker.isolation(task)
+    missing = ", ".join(isolation.unenforced)
+    return (f"sandbox: {isolation.backend} does not enforce {missing} here, as was allowed.",) if missing else ()
 
 
 def _check_roles(graph: RunnableGraph, noted: Trainable | None) -> tuple[str, ...]:

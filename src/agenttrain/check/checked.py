@@ -11,6 +11,7 @@ from agenttrain.check.drawing import RolesByNode, mermaid
 from agenttrain.check.finding import Finding
 from agenttrain.check.prepared import Prepared
 from agenttrain.check.reward_findings import reward_findings
+from agenttrain.check.sandbox_findings import tampering_findings
 from agenttrain.check.shape_findings import second_model_findings, waiting_places
 from agenttrain.check.trial import Trial, trial_tasks, tried
 from agenttrain.check.trial_findings import never_began, respelling_notes, trial_findings
@@ -130,6 +131,7 @@ def _findings(prepared: Prepared, trial: Trial | None) -> tuple[Finding, ...]:
     found += second_model_findings(prepared.models, called, one=trial.one_model if trial is not None else None)
     if trial is not None:
         happened = trial_findings(trial, prepared.job.loaded.name, waits=waiting_places(prepared.shape))
+        happened += tampering_findings(trial.results)
         if prepared.verifiers:
             begun = [result for result in trial.results if not never_began(result)]
             happened += reward_findings(begun, ", ".join(prepared.verifiers), renderer=prepared.job.renderer)

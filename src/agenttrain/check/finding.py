@@ -119,6 +119,22 @@ CODES: Mapping[str, Code] = MappingProxyType(
         "function_refused": _code(
             "error", "a verifier, setup= or on_interrupt= that can't be called", "give it the arguments that are named"
         ),
+        "sandbox_refused": _code(
+            "error",
+            "a sandbox that can't be made here as sandbox= asks",
+            "name another backend, sandbox.backend in agenttrain.toml, or allow what is missing by name: "
+            "sandbox.allow_unenforced; agenttrain doctor tells what this machine has",
+        ),
+        "sandbox_unenforced": _code(
+            "warning",
+            "boundaries or limits of the sandbox that this machine doesn't enforce, as was allowed",
+            "train where they are enforced, unless the agent's programs may be trusted with that",
+        ),
+        "tampering": _code(
+            "warning",
+            "rollouts that changed what judges them, such as tests or their settings; that changed no score",
+            "nothing need be done for the score; tell the agent what it may change, or close a gate on it",
+        ),
         "verifier_errors": _code(
             "error",
             "a verifier that raised, took too long or gave no number",

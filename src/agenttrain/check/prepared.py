@@ -13,6 +13,7 @@ from typing import Any
 
 from agenttrain.check.finding import Finding, error, warning
 from agenttrain.check.policy_findings import PolicyFound, policy_of
+from agenttrain.check.sandbox_findings import isolation_findings
 from agenttrain.check.shape_findings import selector_findings, shape_findings, undeclared_models
 from agenttrain.check.task_findings import Rows, rows_of
 from agenttrain.config import Config
@@ -27,8 +28,9 @@ from agenttrain.graph.world import check_setup
 from agenttrain.plugins import Plugins
 from agenttrain.prepare import Job, configured
 from agenttrain.protocols import EngineContext, Forecast, TrainerCheckContext
-from agenttrain.records import Task
+from agenttrain.records import Isolation, Task
 from agenttrain.reward.score import check_verifiers
+from agenttrain.rollout import sandbox_maker
 from agenttrain.run_folder import check_place
 from agenttrain.trainable import Trainable
 
@@ -50,6 +52,8 @@ class Prepared:
     notes: tuple[str, ...]
     missing_keys: tuple[str, ...]
     """Notes on required keys that no task gives, which a trial may answer."""
+    isolation: Isolation | None
+    """Of the sandbox. None: there is none, or none can be made."""
     forecast: Forecast | None
     """None: the trainer doesn't say, or it can't be asked."""
 
@@ -78,11 +82,15 @@ def prepared(target: str, *, cwd: Path, flags: Mapping[str, Any], runs: Path) ->
     engine, engine_notes = _engine(job)
     trainer, trainer_notes = _trainer(job)
     needed, room = _room(job, runs)
-    broken = any(finding.code == "function_refused" for finding in functions) or bool(engine)
+    to_try = rows.to_try()
+    sandbox, isolation = isolation_findings(sandbox_maker(config, loaded, plugins), next(iter(to_try), None))
+    broken = (
+        any(finding.code == "function_refused" for finding in functions) or bool(engine) or any(map(_is_error, sandbox))
+    )
     return Prepared(
         job=job,
-        can_try=policy.renderer is not None and bool(rows.to_try()) and not broken,
-        to_try=rows.to_try(),
+        can_try=policy.renderer is not None and bool(to_try) and not broken,
+        to_try=to_try,
         shape=shape,
         models=undeclared_models(models, noted),
         verifiers=tuple(noted.verifiers) if noted is not None else (),
@@ -90,6 +98,7 @@ def prepared(target: str, *, cwd: Path, flags: Mapping[str, Any], runs: Path) ->
             *shape_findings(shape, noted),
             *selectors,
             *functions,
+            *sandbox,
             *rows.findings,
             *policy.findings,
             *engine,
@@ -98,6 +107,7 @@ def prepared(target: str, *, cwd: Path, flags: Mapping[str, Any], runs: Path) ->
         ),
         notes=(*loaded.notes, *selector_notes, *engine_notes, *trainer_notes, *_other_notes(needed)),
         missing_keys=rows.notes,
+        isolation=isolation,
         forecast=needed,
     )
 
@@ -115,6 +125,10 @@ def _job(config: Config, loaded: LoadedGraph, plugins: Plugins, rows: Rows, poli
         model=policy.model,
         renderer=policy.renderer,
     )
+
+
+def _is_error(finding: Finding) -> bool:
+    return finding.severity == "error"
 
 
 def _no_verifier(task: Task, state: Any) -> float:

@@ -10,11 +10,12 @@ from agenttrain.check.calls import calls_of, calls_text, own_calls, roles_by_nod
 from agenttrain.check.finding import Finding
 from agenttrain.check.prepared import Prepared
 from agenttrain.check.reward_findings import Spread, spread_of
+from agenttrain.check.sandbox_findings import isolation_line
 from agenttrain.check.trial import Trial
 from agenttrain.config import Config
 from agenttrain.forecast import as_dict, size
 from agenttrain.graph.shape import GraphShape
-from agenttrain.records import RolloutResult
+from agenttrain.records import Isolation, RolloutResult
 from agenttrain.tasks import smallest_effect
 
 UPDATE_SHARE = 0.6
@@ -52,6 +53,8 @@ class Verdict:
     smallest_effect: float | None
     """The smallest difference in success that the held-out tasks can show, about a rate of 0.5, where it takes most:
     as in `few_held_out`. None: no task."""
+    sandbox: Isolation | None
+    """What it is kept apart by. None: the graph has none."""
     spread: Spread | None
     """None: no rollout has a reward."""
     memory: dict[str, Any] | None
@@ -73,6 +76,7 @@ class Verdict:
                 f"tasks: {self.n_train} to train on, {self.n_held_out} held out{effect}"
                 if has_tasks
                 else "tasks: none",
+                isolation_line(self.sandbox),
                 _spread_line(self.spread),
                 _memory_line(self.memory),
                 _cost_line(self.cost),
@@ -94,6 +98,7 @@ def verdict_of(prepared: Prepared, trial: Trial | None, findings: Sequence[Findi
         n_train=len(job.train),
         n_held_out=len(job.held_out),
         smallest_effect=smallest_effect(len(job.held_out)) if job.held_out else None,
+        sandbox=prepared.isolation,
         spread=spread,
         memory=as_dict(prepared.forecast) if prepared.forecast is not None else None,
         cost=cost_of(trial, job.config, n_held_out=len(job.held_out)) if trial is not None else None,

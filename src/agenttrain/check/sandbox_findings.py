@@ -1,0 +1,60 @@
+"""What a graph's sandbox would be kept apart by on this machine, and what rollouts did to what judges them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from agenttrain.check.finding import Finding, counted, error, warning
+from agenttrain.errors import AgenttrainError
+from agenttrain.records import Isolation, RolloutResult, Task
+from agenttrain.reward.tampering import tampering_of
+from agenttrain.sandbox.making import SandboxMaker
+
+MOST_SHOWN = 3
+"""Kinds of tampering that a finding tells."""
+
+
+def isolation_findings(maker: SandboxMaker | None, task: Task | None) -> tuple[list[Finding], Isolation | None]:
+    """What is wrong with the sandbox, and what was found to hold; a backend tries once for real.
+
+    Args:
+        maker: None: the graph has no sandbox.
+        task: one that it would be made for. None: there is none, and nothing can be told.
+    """
+    if maker is None or task is None:
+        return [], None
+    try:
+        isolation = maker.isolation(task)
+    except AgenttrainError as refused:
+        return [error("sandbox_refused", "sandbox=", str(refused))], None
+    if not isolation.unenforced:
+        return [], isolation
+    text = f"The backend {isolation.backend} does not enforce {', '.join(isolation.unenforced)} here."
+    return [warning("sandbox_unenforced", "sandbox=", text)], isolation
+
+
+def isolation_line(isolation: Isolation | None) -> str:
+    """For people, in one line. Empty: there is no sandbox.
+
+    Example: "sandbox: namespaces (filesystem by mount namespace; memory_mib by cgroup); not enforced: network"
+    """
+    if isolation is None:
+        return ""
+    by_means: dict[str, list[str]] = {}
+    for name, means in isolation.enforced.items():
+        by_means.setdefault(means, []).append(name)
+    held = "; ".join(f"{', '.join(names)} by {means}" for means, names in by_means.items())
+    missing = f"; not enforced: {', '.join(isolation.unenforced)}" if isolation.unenforced else ""
+    return f"sandbox: {isolation.backend} ({held}){missing}"
+
+
+def tampering_findings(results: Sequence[RolloutResult]) -> list[Finding]:
+    """What rollouts changed of what judges them: it changed no score, and should be known."""
+    seen = [found for result in results if (found := tampering_of(result.rollout))]
+    if not seen:
+        return []
+    kinds = Counter(text for found in seen for text in found)
+    shown = "; ".join(text for text, _ in kinds.most_common(MOST_SHOWN))
+    rollouts = f"{len(seen)} of {counted(len(results), 'rollout')}"
+    return [warning("tampering", "the submission", f"{rollouts} changed what judges them, to no effect: {shown}.")]
