@@ -1,4 +1,5 @@
-"""What a rollout left becomes what its span and the metrics tell: how it ended, its reward, where its tokens stand."""
+"""What a rollout left becomes what its span and the metrics tell: how it ended, its reward, what kept its sandbox apart, where its tokens
+stand."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from agenttrain import telemetry
+from agenttrain.reward.tampering import tampering_of
 from agenttrain.trajectory.places import token_places
 
 if TYPE_CHECKING:
@@ -27,6 +29,13 @@ def describe(result: RolloutResult, span: Span | None) -> None:
         status=rollout.status,
         success=rollout.success,
         parts={} if reward is None else {part.name: part.score for part in reward.parts},
+    )
+    isolation = rollout.isolation
+    telemetry.sandbox_attributes(
+        span,
+        backend="" if isolation is None else isolation.backend,
+        unenforced=() if isolation is None else isolation.unenforced,
+        n_tampering=len(tampering_of(rollout)),
     )
     telemetry.rollout_tokens(
         span,

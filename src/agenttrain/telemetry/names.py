@@ -62,6 +62,9 @@ MISSED: Final = "agenttrain.missed"
 STATUS: Final = "agenttrain.status"
 REWARD: Final = "agenttrain.reward"
 SUCCESS: Final = "agenttrain.success"
+SANDBOX: Final = "agenttrain.sandbox"
+UNENFORCED: Final = "agenttrain.sandbox.unenforced"
+TAMPERING: Final = "agenttrain.tampering"
 TRAJECTORIES: Final = "agenttrain.trajectories"
 AUXILIARY_CALLS: Final = "agenttrain.auxiliary_calls"
 MASK_REASON: Final = "agenttrain.mask_reason"
@@ -137,6 +140,9 @@ SPANS: Final[Mapping[str, SpanNames]] = {
             REWARD: "it has one",
             FIRST_WEIGHT_VERSION: "the policy sampled in it",
             WEIGHT_VERSION: "the policy sampled in it",
+            SANDBOX: "it had a sandbox: the backend's name",
+            UNENFORCED: "the sandbox left some boundary or limit unenforced, as was allowed",
+            TAMPERING: "it changed what judges it: in how many ways",
             ERROR_TYPE: "the environment failed, or it was aborted",
         },
         (EVALUATION_EVENT,),

@@ -167,6 +167,22 @@ def reward_event(
         span.add_event(names.EVALUATION_EVENT, {names.EVALUATION_NAME: name, names.EVALUATION_SCORE: value})
 
 
+def sandbox_attributes(span: Span | None, *, backend: str, unenforced: Sequence[str], n_tampering: int) -> None:
+    """What kept a rollout's sandbox apart, and whether it changed what judges it, on its span.
+
+    Args:
+        backend: empty: it had no sandbox.
+    """
+    if span is None:
+        return
+    if backend:
+        span.set_attribute(names.SANDBOX, backend)
+    if unenforced:
+        span.set_attribute(names.UNENFORCED, list(unenforced))
+    if n_tampering:
+        span.set_attribute(names.TAMPERING, n_tampering)
+
+
 def rollout_tokens(
     span: Span | None,
     *,
