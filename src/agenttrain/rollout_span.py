@@ -1,5 +1,5 @@
-"""What a rollout left becomes what its span and the metrics tell: how it ended, its reward, what kept its sandbox apart,
-where its tokens stand."""
+"""What a rollout left becomes what its span and the metrics tell: how it ended, its reward, what kept its sandbox
+apart, where its tokens stand."""
 
 from __future__ import annotations
 
