@@ -36,17 +36,25 @@ class Table(BaseModel):
 
 class TrainerTable(Table):
     name: str = "local"
+    """What trains: the embedded trainer, or a plugin's."""
     algorithm: Literal["grpo", "dr_grpo", "rloo", "gspo", "ppo"] = "grpo"
     """Decides the keys below whose default is None: trainer/algorithms.py lists them."""
     advantage: str | None = None
     """Name of the advantage estimator: "group" centres and scales by the group's standard deviation."""
     steps: int = Field(20, ge=1)
+    """Training steps."""
     tasks_per_step: int = Field(16, ge=1)
+    """Tasks whose groups one step trains on."""
     group_size: int = Field(8, ge=1)
+    """Rollouts of each of them."""
     learning_rate: float = Field(1e-5, ge=0)
+    """After the warm-up. 0: a run that measures noise."""
     clip_low: float | None = Field(None, gt=0, lt=1)
+    """How far below 1 the ratio of new to old probability counts."""
     clip_high: float | None = Field(None, gt=0)
+    """How far above 1 the ratio of new to old probability counts."""
     loss: Literal["token-mean", "rollout-mean", "constant"] | None = None
+    """Over what the loss is averaged."""
     minibatches: int = Field(2, ge=1)
     """Optimizer steps per training step and epoch; the rollouts are dealt to them singly, each to one."""
     epochs: int = Field(1, ge=1)
@@ -60,8 +68,11 @@ class TrainerTable(Table):
     discount: float | None = Field(None, gt=0, le=1)
     """Per trained token (ppo)."""
     gae_lambda: float | None = Field(None, ge=0, le=1)
+    """Of generalized advantage estimation (ppo)."""
     value_learning_rate: float | None = Field(None, ge=0)
+    """The critic's (ppo)."""
     value_clip: float | None = Field(None, gt=0)
+    """How far the critic's word may move from its last (ppo)."""
     critic_warmup_steps: int | None = Field(None, ge=0)
     """First steps in which only the critic learns (ppo)."""
     micro_batch_tokens: int = Field(8192, ge=1)
@@ -69,17 +80,23 @@ class TrainerTable(Table):
     replay_experts: bool = True
     """Send each token through the experts that the engine sent it through, where the engine told them."""
     max_grad_norm: float = Field(1.0, gt=0)
+    """Gradients longer than that are shortened to it."""
     warmup_steps: int = Field(2, ge=0)
+    """Optimizer steps over which the learning rate rises to its full height."""
     final_learning_rate: float = Field(0.1, ge=0, le=1)
     """Share of `learning_rate` left at the last step of the linear decay."""
     weight_decay: float = Field(0.0, ge=0)
+    """AdamW's."""
     beta1: float = Field(0.9, ge=0, lt=1)
+    """AdamW's."""
     beta2: float = Field(0.95, ge=0, lt=1)
+    """AdamW's."""
     adapter: Literal["auto", "none", "lora"] = "auto"
     """What is trained: "none": all weights; "lora": an adapter, the base frozen; "auto": lora for a large model."""
     adapter_above: int = Field(400_000_000, ge=0)
     """Parameters of a model above which "auto" means "lora"."""
     lora_rank: int = Field(16, ge=1)
+    """Of the adapter's matrices."""
     lora_alpha: int = Field(32, ge=1)
     """What the adapter adds is scaled by lora_alpha / lora_rank."""
     lora_targets: list[str] = []
@@ -88,6 +105,7 @@ class TrainerTable(Table):
 
 class EngineTable(Table):
     name: str = "local"
+    """What samples: the embedded engine, or a plugin's."""
     concurrency: int = Field(256, ge=1)
     """Rollouts in flight at once, each with a thread of its own."""
     process: Literal["own", "shared"] = "own"
@@ -96,13 +114,18 @@ class EngineTable(Table):
 
 class SamplingTable(Table):
     temperature: float = Field(1.0, gt=0)
+    """Of the training rollouts, whatever the user's model says."""
 
 
 class LimitsTable(Table):
     turns: int = Field(16, ge=1)
+    """Model calls of one rollout."""
     tokens: int = Field(4096, ge=1)
+    """Sampled tokens of one rollout."""
     seconds: float = Field(300.0, gt=0)
+    """Wall clock of one rollout, its setup too."""
     verifier_seconds: float = Field(60.0, gt=0)
+    """Wall clock of one verifier."""
 
 
 class RewardTable(Table):
@@ -125,16 +148,21 @@ class EvalTable(Table):
     tasks: int | None = Field(None, ge=1)
     """Held-out tasks evaluated, from the front of the file. None: all."""
     repeats: int = Field(1, ge=1)
+    """Rollouts of each task."""
     temperature: float = Field(0.0, ge=0)
+    """0 is greedy."""
 
 
 class CheckpointTable(Table):
     every: int = Field(5, ge=1)
+    """Training steps between two checkpoints."""
     keep: int = Field(2, ge=1)
+    """Checkpoints that are kept, the newest."""
 
 
 class RunTable(Table):
     deterministic: bool = False
+    """Batches of fixed width, in lockstep, on one thread: equal runs give bit-equal weights."""
     memory_mib: int | None = Field(None, ge=1)
     """Memory of this process at which it saves and stops. None: when the machine or its container has little left."""
 
@@ -143,14 +171,19 @@ class RendererTable(Table):
     family: str | None = None
     """Family of the chat template; None: guessed from the tokenizer, and the guess is printed."""
     history: Literal["keep", "template"] = "keep"
+    """"keep": the tokens stay as they were sampled; "template": what the chat template drops is dropped, and a new
+    trajectory begins."""
 
 
 class Config(Table):
     """The resolved configuration of a run."""
 
     model: str | None = None
+    """Hugging Face folder or hub id of the policy. None: the decorator's."""
     tasks: str | None = None
+    """Task file. None: the decorator's."""
     seed: int = Field(0, ge=0, lt=2**63)
+    """Of all randomness of the run."""
     trainer: TrainerTable = TrainerTable()
     engine: EngineTable = EngineTable()
     sampling: SamplingTable = SamplingTable()
