@@ -11,12 +11,18 @@ from agenttrain import trainable as decorator
 
 PUBLIC = [
     "Limits",
+    "Part",
     "PolicyFailure",
+    "SandboxLimits",
+    "SandboxRefusal",
+    "SandboxSpec",
     "Task",
     "attach",
     "chat_model",
+    "current_sandbox",
     "current_task",
     "hookimpl",
+    "open_sandbox",
     "trainable",
     "use",
 ]

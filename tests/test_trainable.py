@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from agenttrain.errors import ConfigError
+from agenttrain.part import Part
 from agenttrain.records import Task
 from agenttrain.trainable import (
     Limits,
@@ -88,7 +89,7 @@ def test_settings_are_noted() -> None:
         limits=Limits(turns=3, seconds=1.5),
         allow_escapes=True,
     )
-    assert (settings.model, settings.tasks, settings.verifiers) == ("m", "t.jsonl", {"answered": (answered, 1.0)})
+    assert (settings.model, settings.tasks, settings.verifiers) == ("m", "t.jsonl", {"answered": Part(answered)})
     assert (settings.train, settings.frozen, settings.auxiliary) == (
         ("agent",),
         ("summarize", "tag:judge"),
@@ -153,10 +154,11 @@ def test_a_module_lists_its_decorated_objects_in_order() -> None:
 
 
 def test_several_verifiers_keep_their_names_and_weights() -> None:
-    """Given as name to (function, weight)."""
-    judge = Judge()
-    settings = noted(verifiers={"answer": (answered, 1.0), "tone": (judge, 0.2)})
-    assert settings.verifiers == {"answer": (answered, 1.0), "tone": (judge, 0.2)}
+    """Given as a function, (function, weight) or a Part, all are Parts: outcomes where nothing else is said."""
+    judge, gate = Judge(), Part(answered, kind="format")
+    settings = noted(verifiers={"answer": (answered, 0.5), "tone": judge, "form": gate})
+    assert settings.verifiers == {"answer": Part(answered, 0.5), "tone": Part(judge, 1.0), "form": gate}
+    assert [part.kind for part in settings.verifiers.values()] == ["outcome", "outcome", "format"]
 
 
 def test_a_verifier_goes_by_its_own_name_else_its_classs() -> None:
@@ -165,6 +167,7 @@ def test_a_verifier_goes_by_its_own_name_else_its_classs() -> None:
     assert function_name(Judge()) == "Judge"
     assert function_name(functools.partial(answered)) == "partial"
     assert list(noted(verifier=Judge()).verifiers) == ["Judge"]
+    assert noted(verifier=Part(answered, high=1.0)).verifiers == {"answered": Part(answered, high=1.0)}
 
 
 def test_both_ways_to_give_verifiers_are_refused() -> None:
@@ -178,7 +181,7 @@ def test_both_ways_to_give_verifiers_are_refused() -> None:
     "settings",
     [
         {"verifier": "answered"},
-        {"verifiers": {"answer": answered}},
+        {"verifiers": {"answer": "answered"}},
         {"verifiers": {"answer": (answered, "1")}},
         {"verifiers": {"answer": (answered, float("nan"))}},
         {"verifiers": {"answer": (answered,)}},

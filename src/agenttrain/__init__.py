@@ -16,12 +16,15 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from agenttrain.part import Part
 from agenttrain.sandbox_spec import SandboxLimits, SandboxSpec
+from agenttrain.tool_spec import External
 from agenttrain.trainable import Limits, current_sandbox, current_task, trainable
 
 if TYPE_CHECKING:
     from agenttrain.errors import PolicyFailure
     from agenttrain.graph.chat_model import chat_model
+    from agenttrain.graph.idempotency import idempotency_key
     from agenttrain.markers import hookimpl
     from agenttrain.records import Task
     from agenttrain.sandbox import open_sandbox
@@ -30,7 +33,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "External",
     "Limits",
+    "Part",
     "PolicyFailure",
     "SandboxLimits",
     "SandboxRefusal",
@@ -41,6 +46,7 @@ __all__ = [
     "current_sandbox",
     "current_task",
     "hookimpl",
+    "idempotency_key",
     "open_sandbox",
     "trainable",
     "use",
@@ -54,6 +60,7 @@ _homes = {
     "attach": "agenttrain.serving",
     "chat_model": "agenttrain.graph.chat_model",
     "hookimpl": "agenttrain.markers",
+    "idempotency_key": "agenttrain.graph.idempotency",
     "open_sandbox": "agenttrain.sandbox",
     "use": "agenttrain.serving",
 }

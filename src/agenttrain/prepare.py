@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import inspect
 import json
 import math
 import platform
@@ -22,6 +21,7 @@ from typing import Any
 from agenttrain.capture.render import open_renderer
 from agenttrain.config import Config, anchored, environment, find_file, read_file, resolve
 from agenttrain.errors import ConfigError, ModelError, TaskError
+from agenttrain.function_source import source_of
 from agenttrain.graph.human import check_on_interrupt
 from agenttrain.graph.load import LoadedGraph, load_graph, load_module, source_files
 from agenttrain.graph.models import models_of, nodes_of
@@ -379,15 +379,13 @@ def _notes(held_out: Sequence[Task], renderer: Renderer | None) -> tuple[str, ..
     return tuple(note for note in notes if note)
 
 
-def _verifier_sources(noted: Trainable | None) -> list[tuple[str, float, str]]:
-    """(name, weight, source) of each verifier; one without a source of its own goes by its type's name."""
-    sources = []
-    for name, (verifier, weight) in sorted(noted.verifiers.items() if noted else ()):
-        try:
-            source = inspect.getsource(verifier)
-        except (TypeError, OSError):
-            source = f"{type(verifier).__module__}.{type(verifier).__qualname__}"
-        sources.append((name, weight, source))
+def _verifier_sources(noted: Trainable | None) -> list[tuple[Any, ...]]:
+    """(name, weight, source) of each verifier, and what else its Part declares and the functions it was made with."""
+    sources: list[tuple[Any, ...]] = []
+    for name, part in sorted(noted.verifiers.items() if noted else (), key=lambda item: item[0]):
+        layer = (part.kind, part.low, part.high, part.on_error, part.closed)
+        told = () if layer == ("outcome", None, None, "fail", 0.0) else (layer,)
+        sources.append((name, part.weight, *source_of(part.function), *told))
     return sources
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from agenttrain.errors import CaptureError, SampleError, TaskError
+from agenttrain.part import GATES
+from agenttrain.part import PartKind as PartKind
 from agenttrain.routed_experts import RoutedExperts as RoutedExperts
 
 RECORD_VERSION = 5
@@ -48,8 +50,6 @@ BreakCause = Literal[
 ]
 """Why a turn began a new trajectory; `first_turn` is no break and is not counted as one. thinking_dropped: the template
 drops it from answered replies, and renderer.history asks for what the template does."""
-PartKind = Literal["safety", "format", "outcome", "process", "cost"]
-"""safety and format are gates; outcome decides success; process and cost are terms beside it."""
 Respelling = Literal["thinking_dropped", "arguments_respelled", "text_respelled", "tokens_respelled"]
 """How the template would write an answered reply otherwise than it was sampled. No break: it is kept as sampled."""
 
@@ -317,6 +317,13 @@ class TurnView:
     """What was sampled, tool calls as they were written, without the stop token. Empty where no ids are known."""
     n_tool_calls: int
     stop_reason: StopReason
+    n_tokens: int = 0
+    """Sampled. 0 where no ids are known."""
+    n_invalid_tool_calls: int = 0
+    """Attempts at a call that can't be read, or that the tool's schema refuses."""
+    started_at: float = 0.0
+    """Unix seconds."""
+    ended_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,6 +334,7 @@ class RewardPart:
     score: float
     """Within the part's bounds."""
     weight: float = 1.0
+    """0 of a gate: it adds nothing."""
     comment: str = ""
     kind: PartKind = "outcome"
     evidence: Mapping[str, Any] = field(default_factory=dict)
@@ -335,6 +343,11 @@ class RewardPart:
     error: str = ""
     """What the verifier raised, where that leaves only this part out; its score and weight are 0 then. Empty: it
     answered."""
+
+    @property
+    def is_closed(self) -> bool:
+        """True of a gate that lets nothing through: its score is below 1."""
+        return self.kind in GATES and self.score < 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -437,6 +450,10 @@ class Rollout:
     """None: the status gives none. Never 0 instead."""
     isolation: Isolation | None = None
     """Of its sandbox. None: it had none."""
+    tools_run: Mapping[str, int] = field(default_factory=dict)
+    """Tool to how often it was called and ran itself."""
+    stand_ins_run: Mapping[str, int] = field(default_factory=dict)
+    """External tool to how often its stand-in ran in its place."""
     success: bool = False
     n_turns: int = 0
     """Policy calls, trained and frozen."""

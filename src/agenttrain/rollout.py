@@ -7,7 +7,7 @@ pool calls it in process; a trainer that owns the loop calls it in its workers, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from agenttrain.capture.recorder import Recorder, RecorderLimits
 from agenttrain.config import Config, LimitsTable, environment
 from agenttrain.errors import ConfigError, GraphError, RewardError, SandboxError, WorldError
 from agenttrain.flight import Flight
+from agenttrain.graph.effects import Effects, effects_of, open_effects
 from agenttrain.graph.intercept import Gate, open_gate, outside_rollouts, self_test
 from agenttrain.graph.isolation import isolated, open_isolation
 from agenttrain.graph.load import LoadedGraph, load_graph, load_module
@@ -42,7 +43,8 @@ from agenttrain.records import (
     Turn,
     TurnView,
 )
-from agenttrain.reward.score import VerifierPolicyFailure, passes, score
+from agenttrain.reward.layers import passes
+from agenttrain.reward.score import VerifierPolicyFailure, score
 from agenttrain.reward.status import STATUS_RULES, Ending, is_rewarded, may_succeed, status_of
 from agenttrain.rollout_span import describe
 from agenttrain.sample.build import build_samples
@@ -50,7 +52,8 @@ from agenttrain.sandbox.making import SandboxMaker
 from agenttrain.sandbox_protocol import Sandbox
 from agenttrain.telemetry.content import captures_content
 from agenttrain.telemetry.names import CAPTURE_CONTENT_VARIABLE
-from agenttrain.trainable import Trainable, current_sandbox_is, current_task_is
+from agenttrain.trainable import Part, Trainable, current_sandbox_is, current_task_is
+from agenttrain.tool_spec import Declared
 from agenttrain.trajectory.tree import trajectories
 
 SUPERSTEPS_PER_TURN = 8
@@ -72,6 +75,8 @@ class Runner:
     model_name: str
     sandboxes: SandboxMaker | None = None
     """None: the graph has no sandbox."""
+    run_id: str = ""
+    """Of the run that the rollouts belong to, the same in each of its lives; empty in none."""
     captures_content: bool = False
     """Whether prompts, completions and what tools got and gave stand on spans."""
     trace_context: Mapping[str, str] = field(default_factory=dict)
@@ -105,8 +110,9 @@ class Runner:
                 life=request.life,
                 run=self.trace_context,
             ) as span,
+            effects_of(request, self.tools, run_id=self.run_id) as effects,
         ):
-            flight = self._take_off(request, engine)
+            flight = self._take_off(request, engine, effects)
             try:
                 ending = self._run_graph(flight)
                 self._refuse(ending)
@@ -152,7 +158,7 @@ class Runner:
         for flight in list(self._flights.values()):
             flight.recorder.stop("aborted: the run was stopped")
 
-    def _take_off(self, request: RolloutRequest, engine: Engine | None) -> Flight:
+    def _take_off(self, request: RolloutRequest, engine: Engine | None, effects: Effects) -> Flight:
         limits = self.limits
         recorder = Recorder(
             request=request,
@@ -166,7 +172,7 @@ class Runner:
             model_name=self.model_name,
             on_turn=self._observe_turn,
         )
-        flight = Flight(request=request, recorder=recorder)
+        flight = Flight(request=request, recorder=recorder, effects=effects)
         self.store.put_begun(request, started_at=recorder.started_at)
         self._flights[request.rollout_id] = flight
         return flight
@@ -300,6 +306,10 @@ class Runner:
             text=self.renderer.decode(said) if said else "",
             n_tool_calls=turn.n_tool_calls,
             stop_reason=turn.stop_reason,
+            n_tokens=len(ids),
+            n_invalid_tool_calls=turn.n_invalid_tool_calls,
+            started_at=turn.started_at,
+            ended_at=turn.ended_at,
         )
 
     def _rollout(
@@ -327,6 +337,8 @@ class Runner:
             cause=cause,
             reward=reward,
             isolation=flight.isolation,
+            tools_run=flight.effects.ran if flight.effects is not None else {},
+            stand_ins_run=flight.effects.stood_in if flight.effects is not None else {},
             success=reward is not None and may_succeed(status) and passes(reward),
             n_turns=len(policy_turns) or len(turns),  # as-is: the user's own models made all of them
             n_tool_calls=sum(turn.n_tool_calls for turn in policy_turns),
@@ -362,7 +374,11 @@ class Runner:
         return self.loaded.trainable
 
     @property
-    def verifiers(self) -> Mapping[str, tuple[Callable[..., Any], float]]:
+    def tools(self) -> Mapping[str, Declared]:
+        return self.noted.tools if self.noted is not None else {}
+
+    @property
+    def verifiers(self) -> Mapping[str, Part]:
         return self.noted.verifiers if self.noted is not None else {}
 
     @property
@@ -379,8 +395,12 @@ def open_runner(
     store: TurnStore,
     plugins: Plugins,
     model_name: str,
+    run_id: str = "",
 ) -> Iterator[Runner]:
     """Open the graph and put the gate in; both go when the context ends.
+
+    Args:
+        run_id: of the run that the rollouts belong to. Empty: of none.
 
     Raises:
         GraphError: the factory raised, or the gate misses a funnel of this langchain-core.
@@ -392,6 +412,7 @@ def open_runner(
         gate = stack.enter_context(open_gate(allow_escapes=allow))
         self_test()
         stack.enter_context(open_isolation())
+        stack.enter_context(open_effects(noted.tools if noted is not None else {}))
         roles = _role_book(noted, graph) if renderer is not None else AsIsRoles()
         yield Runner(
             config=config,
@@ -404,6 +425,7 @@ def open_runner(
             gate=gate,
             model_name=model_name,
             sandboxes=sandbox_maker(config, loaded, plugins),
+            run_id=run_id,
             captures_content=captures_content(environment(CAPTURE_CONTENT_VARIABLE)),
             trace_context=telemetry.trace_context(),
         )
@@ -424,7 +446,13 @@ def open_runner_of(spec: RolloutSpec, *, store: TurnStore) -> Iterator[Runner]:
     with (
         telemetry.continued_from(spec.trace_context),
         open_runner(
-            config, loaded, renderer=renderer, store=store, plugins=plugins, model_name=Path(spec.model).name
+            config,
+            loaded,
+            renderer=renderer,
+            store=store,
+            plugins=plugins,
+            model_name=Path(spec.model).name,
+            run_id=Path(spec.run_dir).name,
         ) as runner,
     ):
         yield runner

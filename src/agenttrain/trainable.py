@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextvars
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,7 +14,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agenttrain.errors import ConfigError
+from agenttrain.part import Part as Part
+from agenttrain.part import VerifierFn as VerifierFn
+from agenttrain.part import part_of
 from agenttrain.sandbox_spec import SandboxSpec
+from agenttrain.tool_spec import Declared, check_tools
 
 if TYPE_CHECKING:
     from agenttrain.records import Task
@@ -23,7 +26,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Selector = str | Callable[..., bool]
-VerifierFn = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +52,8 @@ class Trainable:
     """Folder or hub id of the policy. None: given by --model or the configuration."""
     tasks: str | None = None
     """Task file, relative to `file`. None: given by the caller."""
-    verifiers: Mapping[str, tuple[VerifierFn, float]] = field(default_factory=dict)
-    """Name to (function, weight)."""
+    verifiers: Mapping[str, Part] = field(default_factory=dict)
+    """Name to what it is in the reward."""
     train: tuple[Selector, ...] = ()
     frozen: tuple[Selector, ...] = ()
     auxiliary: tuple[Selector, ...] = ()
@@ -60,6 +62,8 @@ class Trainable:
     """Makes the context manager that is a task's world. None: the tasks share one."""
     sandbox: SandboxSpec | None = None
     """How each rollout's sandbox is made. None: it has none."""
+    tools: Mapping[str, Declared] = field(default_factory=dict)
+    """Name of a tool to what it does to the world. Empty: nothing is declared."""
     on_interrupt: Callable[..., Any] | None = None
     """Answers where the graph waits for a human. None: a rollout that waits ends as an environment failure."""
     allow_escapes: bool = False
@@ -76,14 +80,15 @@ def trainable(
     *,
     model: str | None = None,
     tasks: str | None = None,
-    verifier: VerifierFn | None = None,
-    verifiers: Mapping[str, tuple[VerifierFn, float]] | None = None,
+    verifier: VerifierFn | Part | None = None,
+    verifiers: Mapping[str, VerifierFn | tuple[VerifierFn, float] | Part] | None = None,
     train: Sequence[Selector] = (),
     frozen: Sequence[Selector] = (),
     auxiliary: Sequence[Selector] = (),
     limits: Limits | None = None,
     setup: Callable[..., Any] | None = None,
     sandbox: SandboxSpec | None = None,
+    tools: Mapping[str, Declared] | None = None,
     on_interrupt: Callable[..., Any] | None = None,
     allow_escapes: bool = False,
 ) -> Any:
@@ -109,18 +114,21 @@ def trainable(
         tasks: tasks.jsonl, relative to the file.
         verifier: scores a rollout: a bool, a number, or {"score": …, "comment": …}, which may hold "nodes" (name to
             number) and "turns" (index to number): what is added to the score for the tokens that were sampled there.
-        verifiers: several of them, name to (function, weight).
+        verifiers: several of them, name to a function, (function, weight), or a Part: gates, terms, bounds and what a
+            failure does.
         train, frozen, auxiliary: selectors of model calls, see `agenttrain.graph.roles`.
         limits: what one rollout may use.
         setup: makes each rollout's world: a function of the task that gives a context manager.
         sandbox: gives each rollout a sandbox of its own: `current_sandbox()` in tools, an argument `sandbox` of
             verifiers.
+        tools: name of a tool to what it does to the world: "read_only", "sandboxed", or `External(stand_in=function)`,
+            whose function runs in its place in every rollout; `External(permitted=True)` lets it run itself.
         on_interrupt: answers a human interrupt.
         allow_escapes: count model calls that get past the gate instead of ending the run.
 
     Raises:
-        ConfigError: both `verifier` and `verifiers`, one that can't be called or has no weight, a lone selector, an
-            adapter for each node, a `setup` or `on_interrupt` that can't be called, or `limits` or `verifiers` of
+        ConfigError: both `verifier` and `verifiers`, one that can't be called or has no finite weight, a lone selector,
+            an adapter for each node, a `setup` or `on_interrupt` that can't be called, or `limits` or `verifiers` of
             another type.
 
     Example:
@@ -157,15 +165,15 @@ def trainable(
             raise ConfigError(f"@trainable got {name}={function!r}. Name the function itself: {name}=…")
     if sandbox is not None and not isinstance(sandbox, SandboxSpec):
         raise ConfigError(f"@trainable got sandbox={sandbox!r}. Write sandbox=SandboxSpec(template=…, files=…).")
+    check_tools(tools or {}, has_sandbox=sandbox is not None)
     if limits is not None and not isinstance(limits, Limits):
         raise ConfigError(f"@trainable got limits={limits!r}. Write limits=Limits(turns=…, tokens=…, seconds=…).")
     if verifiers is not None and not isinstance(verifiers, Mapping):
         raise ConfigError(f"@trainable got verifiers={verifiers!r}. Write verifiers={{'name': (function, weight)}}.")
-    named = dict(verifiers if verifiers is not None else {})
+    given = dict(verifiers if verifiers is not None else {})
     if verifier is not None:
-        named[function_name(verifier)] = (verifier, 1.0)
-    for name, weighed in named.items():
-        _check_verifier(name, weighed)
+        given[function_name(verifier.function if isinstance(verifier, Part) else verifier)] = verifier
+    parts = {name: part_of(name, each) for name, each in given.items()}
 
     def note(obj: T) -> T:
         _noted[id(obj)] = Trainable(
@@ -173,13 +181,14 @@ def trainable(
             file=_caller_file(),
             model=model,
             tasks=tasks,
-            verifiers=named,
+            verifiers=parts,
             train=tuple(train),
             frozen=tuple(frozen),
             auxiliary=tuple(auxiliary),
             limits=limits or Limits(),
             setup=setup,
             sandbox=sandbox,
+            tools=dict(tools or {}),
             on_interrupt=on_interrupt,
             allow_escapes=allow_escapes,
         )
@@ -255,17 +264,6 @@ def current_sandbox_is(sandbox: Sandbox | None) -> Iterator[None]:
 def function_name(function: Callable[..., Any]) -> str:
     """The name that a user's function goes by in reports and messages: its own, else its class's."""
     return str(getattr(function, "__name__", type(function).__name__))
-
-
-def _check_verifier(name: str, weighed: object) -> None:
-    """Refuse what would only fail when the first rollout is scored."""
-    match weighed:
-        case (function, int() | float() as weight) if callable(function) and math.isfinite(weight):
-            return
-    raise ConfigError(
-        f"The verifier {name!r} of @trainable is {weighed!r}, and a function with a finite weight is expected: "
-        f"verifiers={{{name!r}: (function, 1.0)}}."
-    )
 
 
 def _caller_file() -> str:

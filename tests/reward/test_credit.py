@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from agenttrain.errors import PolicyFailure, RewardError
+from agenttrain.part import Part
 from agenttrain.records import CallSite, Credit, Reward, Role, Task, Turn, TurnView
-from agenttrain.reward.score import VerifierPolicyFailure, passes, score
+from agenttrain.reward.layers import passes
+from agenttrain.reward.score import VerifierPolicyFailure, score
 
 TASK = Task(id="t", input={})
 
@@ -24,7 +26,7 @@ TURNS = (turn(0), turn(1, "frozen"), turn(2), turn(3, "auxiliary"))
 
 
 def scored(*answers: Any, weight: float = 1.0, turns: Any = TURNS) -> Reward:
-    verifiers = {f"v{n}": ((lambda task, state, a=answer: a), weight) for n, answer in enumerate(answers)}
+    verifiers = {f"v{n}": Part(lambda task, state, a=answer: a, weight) for n, answer in enumerate(answers)}
     return score(verifiers, task=TASK, state={}, timeout_s=5.0, turns=turns)
 
 
@@ -93,7 +95,7 @@ def test_credit_of_the_others_stays_where_one_verifier_blames_the_policy() -> No
     def blames(task: Task, state: Any) -> float:
         raise PolicyFailure("wrong tool")
 
-    named = {"a": (lambda task, state: {"score": 1.0, "turns": {0: 0.5}}, 1.0), "b": (blames, 1.0)}
+    named = {"a": Part(lambda task, state: {"score": 1.0, "turns": {0: 0.5}}), "b": Part(blames)}
     with pytest.raises(VerifierPolicyFailure) as caught:
         score(named, task=TASK, state={}, timeout_s=5.0, turns=TURNS)
     assert caught.value.reward.credit == Credit(by_turn={0: 0.5})
@@ -111,10 +113,10 @@ def test_a_verifier_may_ask_for_turns() -> None:
     def asks(turns: tuple[TurnView, ...]) -> dict[str, Any]:
         return {"score": 0.0, "turns": {each.index: float(len(each.text)) for each in turns}}
 
-    both = {"a": (asks, 1.0), "b": (asks, 1.0)}
+    both = {"a": Part(asks), "b": Part(asks)}
     found = score(both, task=TASK, state={}, timeout_s=5.0, turns=TURNS, views=views)
     assert (found.credit, made) == (Credit(by_turn={0: 8.0}), [1])
-    score({"c": (lambda task, state: 1, 1.0)}, task=TASK, state={}, timeout_s=5.0, turns=TURNS, views=views)
+    score({"c": Part(lambda task, state: 1)}, task=TASK, state={}, timeout_s=5.0, turns=TURNS, views=views)
     assert made == [1]
 
 

@@ -16,28 +16,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agenttrain.errors import PolicyFailure, RewardError, RolloutStop
+from agenttrain.part import Part
 from agenttrain.records import Reward, RewardPart, Task
-from agenttrain.reward.score import (
-    VerifierPolicyFailure,
-    binding_of,
-    check_verifiers,
-    passes,
-    score,
-    with_unfinished,
-)
+from agenttrain.reward.arguments import binding_of
+from agenttrain.reward.layers import passes
+from agenttrain.reward.layers import reward_of as added_up
+from agenttrain.reward.score import VerifierPolicyFailure, check_verifiers, score
 
 TASK = Task(id="t", input={"q": 1}, reference="gold")
 STATE = {"answer": "gold"}
 
 
 def reward_of(verifier: Any, *, timeout_s: float | None = 5.0, unfinished: float = 0.0) -> Reward:
-    return score({"v": (verifier, 1.0)}, task=TASK, state=STATE, timeout_s=timeout_s, unfinished=unfinished)
+    return score({"v": Part(verifier)}, task=TASK, state=STATE, timeout_s=timeout_s, unfinished=unfinished)
 
 
 def test_the_score_is_the_weighted_sum_plus_unfinished() -> None:
     """2 * 0.5 + 0.5 * 1 - 0.25, with the parts as they were given."""
     reward = score(
-        {"a": (lambda task, state: 0.5, 2.0), "b": (lambda task, state: True, 0.5)},
+        {"a": Part(lambda task, state: 0.5, 2.0), "b": Part(lambda task, state: True, 0.5)},
         task=TASK,
         state=STATE,
         timeout_s=5,
@@ -71,7 +68,8 @@ def by_keyword(*, outputs: Any, reference: Any, **rest: Any) -> bool:
 
 
 def all_keywords(**given: Any) -> bool:
-    return sorted(given) == ["context", "inputs", "outputs", "reference", "reference_outputs", "state", "task", "turns"]
+    names = ["context", "inputs", "outputs", "reference", "reference_outputs", "sandbox", "state", "task", "turns"]
+    return sorted(given) == names
 
 
 def by_position(*given: Any) -> bool:
@@ -135,8 +133,10 @@ def test_arguments_are_filled_by_name(verifier: Any) -> None:
     ],
 )
 def test_an_argument_that_nothing_fills_is_refused_before_anything_runs(verifier: Any, argument: str) -> None:
-    with pytest.raises(RewardError, match=f"Verifier 'v' asks for '{argument}'.*task, state, context, turns, inputs"):
-        check_verifiers({"v": (verifier, 1.0)})
+    with pytest.raises(
+        RewardError, match=f"Verifier 'v' asks for '{argument}'.*task, state, context, turns, sandbox, inputs"
+    ):
+        check_verifiers({"v": Part(verifier)})
 
 
 def test_a_signature_that_can_not_be_read_gets_task_and_state() -> None:
@@ -224,7 +224,7 @@ def test_a_policy_failure_passes_through_with_the_reward() -> None:
         raise PolicyFailure("invented an order")
 
     with pytest.raises(PolicyFailure, match="invented an order") as caught:
-        score({"a": (failed, 1.0), "b": (lambda state: 1, 0.5)}, task=TASK, state=STATE, timeout_s=5)
+        score({"a": Part(failed), "b": Part(lambda state: 1, 0.5)}, task=TASK, state=STATE, timeout_s=5)
     failure = pickle.loads(pickle.dumps(caught.value))
     assert isinstance(failure, VerifierPolicyFailure)
     assert failure.reward.score == 0.5
@@ -255,9 +255,8 @@ def test_without_a_verifier_there_is_no_reward() -> None:
 
 
 def made(*parts: tuple[str, float, float]) -> Reward:
-    return with_unfinished(
-        Reward(score=0.0, parts=tuple(RewardPart(name=n, score=s, weight=w) for n, s, w in parts)), 0.0
-    )
+    said = [RewardPart(name=name, score=score, weight=weight) for name, score, weight in parts]
+    return added_up(said, {}, credit=None, unfinished=0.0)
 
 
 @pytest.mark.parametrize(
@@ -302,7 +301,7 @@ def test_unfinished_does_not_make_or_break_success() -> None:
     st.floats(-1, 1),
 )
 def test_the_score_can_be_added_up_from_the_record(pairs: list[tuple[float, float]], unfinished: float) -> None:
-    verifiers = {f"v{i}": (lambda state, value=value: value, weight) for i, (value, weight) in enumerate(pairs)}
+    verifiers = {f"v{i}": Part(lambda state, value=value: value, weight) for i, (value, weight) in enumerate(pairs)}
     reward = score(verifiers, task=TASK, state=STATE, timeout_s=5, unfinished=unfinished)
     total = sum(part.weight * part.score for part in reward.parts) + reward.unfinished
     assert reward.score == pytest.approx(total)

@@ -32,7 +32,7 @@ from agenttrain.records import Isolation, Task
 from agenttrain.reward.score import check_verifiers
 from agenttrain.rollout import sandbox_maker
 from agenttrain.run_folder import check_place
-from agenttrain.trainable import Trainable
+from agenttrain.trainable import Part, Trainable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,7 @@ def prepared(target: str, *, cwd: Path, flags: Mapping[str, Any], runs: Path) ->
 def _job(config: Config, loaded: LoadedGraph, plugins: Plugins, rows: Rows, policy: PolicyFound) -> Job:
     noted = loaded.trainable or Trainable(target=loaded.target, file=str(loaded.file))
     if not noted.verifiers:
-        noted = replace(noted, verifiers={"none": (_no_verifier, 1.0)})
+        noted = replace(noted, verifiers={"none": Part(_no_verifier)})
     return Job(
         config=config,
         loaded=replace(loaded, trainable=noted),
@@ -143,8 +143,8 @@ def _function_findings(noted: Trainable | None) -> Iterator[Finding]:
     if noted is None:
         return
     checks: list[tuple[str, Any]] = [
-        (f"verifier {name}", lambda named=(name, weighed): check_verifiers(dict([named])))
-        for name, weighed in noted.verifiers.items()
+        (f"verifier {name}", lambda named=(name, part): check_verifiers(dict([named])))
+        for name, part in noted.verifiers.items()
     ]
     if noted.setup is not None:
         checks.append(("setup=", lambda: check_setup(noted.setup)))

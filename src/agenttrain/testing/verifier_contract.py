@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 
+from agenttrain.part import Part
 from agenttrain.records import Reward, Task
 from agenttrain.reward.score import check_verifiers, score
 
@@ -66,7 +67,7 @@ class VerifierContract:
 
     def test_its_arguments_can_be_filled(self, verifier: Any) -> None:
         """By the names that agenttrain knows."""
-        check_verifiers({"verifier": (verifier, 1.0)})
+        check_verifiers({"verifier": Part(verifier)})
 
     def test_it_scores_a_solved_task(self, verifier: Any, task: Task, state: Any) -> None:
         """A bool, a finite number or {"score": …}, and more than for a state in which nothing was done."""
@@ -95,4 +96,4 @@ class VerifierContract:
 
     def _asked(self, verifier: Any, task: Task, state: Any) -> Reward:
         given = dict(state) if isinstance(state, Mapping) else state
-        return score({"verifier": (verifier, 1.0)}, task=task, state=given, timeout_s=self.seconds)
+        return score({"verifier": Part(verifier)}, task=task, state=given, timeout_s=self.seconds)

@@ -1,0 +1,58 @@
+"""A function becomes text that changes when what it does may have changed, and is the same in every process.
+
+Its source, and what it closes over: a verifier that a factory made is told from one made with other settings.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+DEEPEST = 4
+"""Functions within what functions close over."""
+
+
+def source_of(function: Any, depth: int = 0) -> tuple[str, ...]:
+    """The source of a function and of what it was made with; what has no source goes by its type's name.
+
+    Example: of `numeric_answer(tolerance=0.5)`: the source of the function within, and "tolerance=0.5".
+    """
+    if isinstance(function, functools.partial):
+        given = dict(enumerate(function.args)) | function.keywords
+        return (*source_of(function.func, depth), *_settings(given, depth))
+    try:
+        source = inspect.getsource(function)
+    except (TypeError, OSError):
+        return (f"{type(function).__module__}.{type(function).__qualname__}",)
+    return (source, *_settings(_closed_over(function), depth))
+
+
+def _closed_over(function: Callable[..., Any]) -> dict[Any, Any]:
+    inner = inspect.unwrap(getattr(function, "__func__", function))
+    names, cells = getattr(getattr(inner, "__code__", None), "co_freevars", ()), getattr(inner, "__closure__", None)
+    found: dict[Any, Any] = {}
+    for name, cell in zip(names, cells or (), strict=True):
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:  # not bound yet
+            continue
+    return found
+
+
+def _settings(given: dict[Any, Any], depth: int) -> tuple[str, ...]:
+    return tuple(f"{name}={_said(value, depth)}" for name, value in given.items() if depth < DEEPEST)
+
+
+def _said(value: Any, depth: int) -> str:
+    """In words without an address."""
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_said(each, depth) for each in value)}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_said(key, depth)}: {_said(each, depth)}' for key, each in value.items())}}}"
+    if callable(value):
+        return "\n".join(source_of(value, depth + 1))
+    return f"{type(value).__module__}.{type(value).__qualname__}"
