@@ -4,7 +4,8 @@
     ├── ConfigError          (ValueError)   a key, flag or value that can't be used
     ├── GraphError           (TypeError)    graph.py holds no graph that can be run
     │   ├── RoleError        (ValueError)   a model call nobody said who answers
-    │   └── EscapeError      (RuntimeError) a model call got past the gate while rollouts run
+    │   ├── EscapeError      (RuntimeError) a model call got past the gate while rollouts run
+    │   └── EffectError      (RuntimeError) a tool that may not run in a rollout
     ├── TaskError            (ValueError)   a row of the task file
     ├── ModelError           (ValueError)   the policy's folder, tokenizer or chat template
     │   └── TemplateError                   a chat template that doesn't only append
@@ -43,7 +44,11 @@ class RoleError(GraphError, ValueError):
 
 
 class EscapeError(GraphError, RuntimeError):
-    """A model call got past the gate while rollouts run."""
+    """A model call, or one of an external tool, got past the gate while rollouts run."""
+
+
+class EffectError(GraphError, RuntimeError):
+    """A tool that may not run in a rollout, or a stand-in that doesn't take its arguments."""
 
 
 class TaskError(AgenttrainError, ValueError):

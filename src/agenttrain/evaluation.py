@@ -164,6 +164,7 @@ def opened(
                 store=store,
                 plugins=job.plugins,
                 model_name=job.model.name if job.model is not None else "as-is",
+                run_id=run.id,
             )
         )
         stop = stack.enter_context(ctrl_c_flag())

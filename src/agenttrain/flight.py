@@ -12,6 +12,7 @@ from typing import Any
 
 from agenttrain.capture.recorder import ENDED, Recorder
 from agenttrain.errors import GraphError, RolloutStop
+from agenttrain.graph.effects import Effects
 from agenttrain.graph.human import OnInterrupt, answer_by
 from agenttrain.graph.run import Answer
 from agenttrain.graph.world import Given, Setup, World, setup_text
@@ -34,6 +35,8 @@ class Flight:
     """None: it has none, or it has been closed."""
     isolation: Isolation | None = None
     """Of its sandbox, closed or not."""
+    effects: Effects | None = None
+    """What its tools did. None: nothing is counted."""
     context: Any = None
     """The graph's runtime context, for the verifiers."""
     n_interrupts: int = 0

@@ -27,6 +27,7 @@ from agenttrain.graph.load import LoadedGraph, load_graph, load_module, source_f
 from agenttrain.graph.models import models_of, nodes_of
 from agenttrain.graph.roles import RoleBook, check_nodes
 from agenttrain.graph.runnable import RunnableGraph
+from agenttrain.graph.tools import check_declared, tools_of
 from agenttrain.graph.world import check_setup
 from agenttrain.plugins import Plugins
 from agenttrain.protocols import EngineContext, Renderer, TrainerCheckContext
@@ -106,6 +107,7 @@ def prepare(
     with loaded.open() as graph:
         input_schema, context_schema = graph.input_schema() or {}, graph.context_schema()
         nodes = _check_roles(graph, noted) if needs_policy else ()
+        declared = check_declared(noted.tools, tools_of(graph)) if noted is not None and noted.tools else ()
     _check_functions(noted, target)
     file = task_file or _task_file(config, noted, target)
     tasks = read_tasks(file)
@@ -133,7 +135,7 @@ def prepare(
         held_out=evaluated,
         model=model,
         renderer=renderer,
-        notes=(*loaded.notes, *nodes, *warnings, *of_sandbox, *_notes(evaluated, renderer), *of_engine),
+        notes=(*loaded.notes, *nodes, *declared, *warnings, *of_sandbox, *_notes(evaluated, renderer), *of_engine),
     )
 
 

@@ -23,6 +23,7 @@ from agenttrain.capture.render import open_renderer
 from agenttrain.capture.served import ServedCalls
 from agenttrain.config import Config, environment, resolve
 from agenttrain.errors import ConfigError, ModelError, RoleError, RunError
+from agenttrain.graph.effects import open_effects
 from agenttrain.graph.intercept import open_serving_gate, self_test, use_route
 from agenttrain.graph.load import load_graph, load_module
 from agenttrain.graph.roles import RoleBook
@@ -202,7 +203,7 @@ class Serving:
     def run(self) -> Iterator[Route]:
         """The gate is in for a block; gives what answers the calls."""
         self._hold()
-        with open_serving_gate():
+        with open_serving_gate(), open_effects({}):
             yield _ServedRoute(self)
 
     def close(self) -> None:

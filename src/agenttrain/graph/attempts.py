@@ -49,6 +49,8 @@ class Attempts(BaseCallbackHandler):
     def __init__(self) -> None:
         self._under_way: dict[UUID, _Run] = {}
         self._failed = Counter[str]()
+        self._begun = Counter[str]()
+        self._steps: dict[str, str] = {}
         self._lock = threading.Lock()
 
     def on_chain_start(
@@ -67,6 +69,10 @@ class Attempts(BaseCallbackHandler):
         namespace = str((metadata or {}).get("langgraph_checkpoint_ns")) if is_node else None
         with self._lock:
             self._under_way[run_id] = _Run(parent_run_id, namespace)
+            if namespace is not None and metadata is not None:
+                self._begun[namespace] += 1
+                path = path_text(metadata.get("langgraph_path"))
+                self._steps[namespace] = f"{metadata.get('langgraph_step')}/{path}"
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """It ended."""
@@ -104,6 +110,29 @@ class Attempts(BaseCallbackHandler):
             found = tuple(1 + self._failed[namespace] for namespace in around) if self._failed else ()
         return found if any(attempt > 1 for attempt in found) else ()
 
+    def begun(self, checkpoint_ns: str) -> int:
+        """How often a node execution began: again when it is tried again, and when a human has answered it."""
+        with self._lock:
+            return self._begun[checkpoint_ns]
+
+    def place(self, checkpoint_ns: str) -> str:
+        """A namespace with superstep and path in place of the ids: the same in every run of one graph on one input.
+
+        Example: "team:a1|model:b2" -> "team@1/__pregel_pull/team|model@2/__pregel_pull/model"
+        """
+        parts, found = checkpoint_ns.split("|"), []
+        with self._lock:
+            for part, namespace in zip(parts, accumulate(parts, lambda outer, inner: f"{outer}|{inner}"), strict=True):
+                found.append(f"{part.partition(':')[0]}@{self._steps.get(namespace, '')}")
+        return "|".join(found)
+
+
+def path_text(path: Any) -> str:
+    """LangGraph's task path with "/" between its parts: the same in every run of one graph."""
+    if isinstance(path, (tuple, list)):
+        return "/".join(path_text(part) for part in path)
+    return "" if path is None else str(path)
+
 
 _attempts: contextvars.ContextVar[Attempts | None] = contextvars.ContextVar("agenttrain_attempts", default=None)
 
@@ -129,3 +158,15 @@ def namespaces_around(run_id: UUID | None) -> list[str]:
     """Of the node executions around a run, outermost first. Empty: nothing is known of it."""
     attempts = _attempts.get()
     return attempts.namespaces(run_id) if attempts is not None else []
+
+
+def begun_at(checkpoint_ns: str) -> int:
+    """How often a node execution began in the run that this is called in. 0: nothing is known of it."""
+    attempts = _attempts.get()
+    return attempts.begun(checkpoint_ns) if attempts is not None else 0
+
+
+def place_at(checkpoint_ns: str) -> str:
+    """A namespace of the run that this is called in as it is in every run; as it is where nothing is known of it."""
+    attempts = _attempts.get()
+    return attempts.place(checkpoint_ns) if attempts is not None else checkpoint_ns

@@ -197,35 +197,54 @@ def _routed(
     return Routed(route=route, model=model, settings=settings, site=site, role=role, reason=reason)
 
 
+def is_answered() -> bool:
+    """Whether somebody answers for this context: a rollout, a policy that serves, or the user's own models."""
+    return _route.get() is not None
+
+
+def escaped(what: str, told: Callable[[str], EscapeError]) -> EscapeError:
+    """Note a call that belongs to no rollout at all gates that watch.
+
+    Args:
+        what: is called, in words.
+        told: makes the error of what was called, in which node, on which thread and line.
+    """
+    where = _called_where(what)
+    error = told(where)
+    with _lock:
+        for gate in _gates:
+            if gate.watches:
+                gate.note(error, where)
+    return error
+
+
 def _escaped(model: BaseChatModel) -> None:
     with _lock:
         watching = [gate for gate in _gates if gate.watches]
     if not watching:
         return
-    where = _called_where(model)
-    error = EscapeError(
+    model_class, name, _ = model_identity(model)
+    error = escaped(f"{model_class} {name!r}" if name else model_class, _escape_text)
+    if any(not gate.allow_escapes for gate in watching):
+        raise error
+
+
+def _escape_text(where: str) -> EscapeError:
+    return EscapeError(
         f"{where}, outside of any rollout while rollouts run, so nobody knows which rollout it belongs to. A thread of "
         "your own doesn't inherit the context: use langchain_core.runnables.config.ContextThreadPoolExecutor, "
         "asyncio.to_thread, or take context = contextvars.copy_context() before the thread starts and call "
         "context.run(model.invoke, …) in it. With @trainable(allow_escapes=True) your own model answers such calls and "
         "they are only counted."
     )
-    with _lock:
-        strict = any(not gate.allow_escapes for gate in watching)
-        for gate in watching:
-            gate.note(error, where)
-    if strict:
-        raise error
 
 
-def _called_where(model: BaseChatModel) -> str:
-    """Model, node, thread and line of a call, in words."""
-    model_class, name, _ = model_identity(model)
+def _called_where(what: str) -> str:
+    """What was called, node, thread and line of a call, in words."""
     node = ((var_child_runnable_config.get() or {}).get("metadata") or {}).get("langgraph_node")
     running = sorted(_running_nodes())
     place = f"in node {node!r}, " if node else f"while {' and '.join(map(repr, running))} ran, " if running else ""
-    model_text = f"{model_class} {name!r}" if name else model_class
-    return f"{model_text} was called {place}on thread {threading.current_thread().name!r}{_caller()}"
+    return f"{what} was called {place}on thread {threading.current_thread().name!r}{_caller()}"
 
 
 def _running_nodes() -> set[str]:

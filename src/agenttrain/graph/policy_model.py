@@ -10,7 +10,7 @@ import contextvars
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
@@ -38,6 +38,16 @@ def kept_refusals(refusals: list[GraphError]) -> Iterator[None]:
         _refusals.reset(token)
 
 
+E = TypeVar("E", bound=GraphError)
+
+
+def keep_refusal(error: E) -> E:
+    """Keep what a call in a rollout is refused for, and give it to be raised: the graph's own code may catch it."""
+    if (refusals := _refusals.get()) is not None:
+        refusals.append(error)
+    return error
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routed:
     """One call that a route answers, up to its messages."""
@@ -61,8 +71,7 @@ class Routed:
         try:
             return self._plain(messages, stop)
         except GraphError as error:
-            if (refusals := _refusals.get()) is not None:
-                refusals.append(error)
+            keep_refusal(error)
             raise
 
     def _plain(self, messages: Sequence[BaseMessage], stop: Sequence[str] | None) -> ModelCall:

@@ -13,7 +13,7 @@ from typing import Any
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables.config import var_child_runnable_config
 
-from agenttrain.graph.attempts import attempts_at, namespaces_around
+from agenttrain.graph.attempts import attempts_at, namespaces_around, path_text
 from agenttrain.records import CallSite
 
 EMULATION = "You are emulating a tool call for testing purposes.\n\nTool: "
@@ -45,7 +45,7 @@ def call_site(
         step=around.get("langgraph_step"),
         task_id=execution.task_id if execution else configurable.get(_TASK_ID),
         checkpoint_ns="|".join([*outer, namespace]),
-        path=_path_text(around.get("langgraph_path")),
+        path=path_text(around.get("langgraph_path")),
         attempt=max((execution.node_attempt if execution else 1, *attempts[-1:])),
         attempts=attempts,
         tags=tuple(dict.fromkeys(tags)),
@@ -55,6 +55,13 @@ def call_site(
         base_url=base_url,
         thread=threading.current_thread().name,
     )
+
+
+def namespaces_here() -> list[str]:
+    """Of the node execution that this is called in: those that each begin anew, outermost first. Empty: in none."""
+    config: Mapping[str, Any] = var_child_runnable_config.get() or {}
+    namespace = str((config.get("configurable") or {}).get("checkpoint_ns") or "")
+    return [*_left_out(namespace, config), namespace] if namespace else []
 
 
 def _left_out(namespace: str, config: Mapping[str, Any]) -> list[str]:
@@ -117,10 +124,3 @@ def _internal(metadata: Mapping[str, Any]) -> str | None:
 def _innermost(checkpoint_ns: str) -> str | None:
     """The node of a namespace's last part: where a call's own metadata took the place of LangGraph's."""
     return checkpoint_ns.rpartition("|")[2].partition(":")[0] or None
-
-
-def _path_text(path: Any) -> str:
-    """LangGraph's task path with "/" between its parts: the same in every run of one graph."""
-    if isinstance(path, (tuple, list)):
-        return "/".join(_path_text(part) for part in path)
-    return "" if path is None else str(path)
