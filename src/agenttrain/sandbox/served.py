@@ -1,4 +1,4 @@
-"""A Sandbox whose work is done by `inside.py`, running as the sandbox's first process: one class for every backend.
+"""A Sandbox whose work is done by `inside`, running as the sandbox's first process: one class for every backend.
 
 A backend starts that program, gives the two ends of its frames as a Channel, and says what to release when it has
 ended. Nothing here touches a file that programs inside can write.
@@ -25,8 +25,9 @@ from agenttrain.sandbox.making import sandbox_files, without_network
 from agenttrain.sandbox_protocol import Execution, Sandbox, SandboxFile, SandboxRefusal, SandboxRequest
 from agenttrain.sandbox_spec import Files, SandboxLimits
 
-INSIDE = Path(__file__).with_name("inside.py")
-"""The program; start it with `python -I -S`."""
+INSIDE = Path(__file__).with_name("inside")
+"""The program, a folder of modules of the standard library alone: `python -I -S FOLDER` serves over its standard
+input and output. Where it is copied to, the folder keeps its name."""
 GRACE_S = 60.0
 """Past its own limit, an answer is waited for this long; then the sandbox counts as failed."""
 OPEN_S = 60.0
@@ -39,7 +40,7 @@ Open = Callable[[SandboxRequest], Sandbox]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begin:
-    """What `inside.py` is told of itself before anything else."""
+    """What `inside` is told of itself before anything else."""
 
     path: str
     """The working directory, as it sees it. It exists, and programs inside may write to it."""

@@ -1,0 +1,73 @@
+"""Who is there in a sandbox, what they hold, and how they are ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+
+def processes() -> list[int]:
+    """Every process that is seen in /proc."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def family(pid: int) -> list[int]:
+    """A process, its descendants, and all in sessions of these."""
+    about = {}
+    for each in processes():
+        try:
+            with open(f"/proc/{each}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:
+            continue
+        if fields[0] != b"Z":
+            about[each] = (int(fields[1]), int(fields[3]))
+    found = [pid] if pid in about else []
+    members = {pid}
+    while True:
+        more = [
+            each for each, (parent, session) in about.items() if each not in members and {parent, session} & members
+        ]
+        more = [each for each in more if each != os.getpid()]
+        if not more:
+            return found
+        found += more
+        members.update(more)
+
+
+def end_all(members: Callable[[], list[int]]) -> None:
+    """Kill what a function names, again until it names nothing that can be killed."""
+    for _ in range(1000):
+        alive = [pid for pid in members() if kill(pid)]
+        if not alive:
+            return
+        time.sleep(0.001)
+
+
+def kill(pid: int) -> bool:
+    """Whether there was such a process to kill."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except OSError:
+        return False
+    return True
+
+
+def memory_of(pid: int) -> int:
+    """Bytes of memory that a process holds and no file backs."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            lines = dict(line.split(b":", 1) for line in file if line.startswith((b"RssAnon", b"RssShmem")))
+    except OSError:
+        return 0
+    return sum(int(value.split()[0]) for value in lines.values()) * 1024
+
+
+def wait_for(pid: int) -> None:
+    """Until a child has ended."""
+    try:
+        os.waitpid(pid, 0)
+    except ChildProcessError:
+        pass
