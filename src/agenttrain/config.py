@@ -82,7 +82,7 @@ class TrainerTable(Table):
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradients longer than that are shortened to it."""
     warmup_steps: int = Field(2, ge=0)
-    """Optimizer steps over which the learning rate rises to its full height."""
+    """Training steps over which the learning rate rises to its full height."""
     final_learning_rate: float = Field(0.1, ge=0, le=1)
     """Share of `learning_rate` left at the last step of the linear decay."""
     weight_decay: float = Field(0.0, ge=0)
