@@ -57,13 +57,13 @@ class Group:
             except OSError as error:
                 raise SandboxError(f"Process {pid} can't be put into the control group {folder}: {error}.") from error
 
-    def oom_killed(self) -> bool:
-        """Whether the kernel has ended a process of the group for memory."""
+    def n_out_of_memory(self) -> int:
+        """How many processes of the group the kernel has ended for memory."""
         for name in ("memory.events", "memory.oom_control"):
             with suppress(OSError):
                 counts = dict(line.split() for line in (self.memory / name).read_text().splitlines())
-                return counts.get("oom_kill", "0") != "0"
-        return False
+                return int(counts.get("oom_kill", 0))
+        return 0
 
     def peak_mib(self) -> float | None:
         """The most memory that was used at once. None: this kernel does not tell."""

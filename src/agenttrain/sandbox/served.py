@@ -56,6 +56,8 @@ class Begin:
     gid: int | None = None
     watch_memory: bool = False
     """Whether it ends everything itself when the sum goes past memory_mib; False where a control group does."""
+    filter: str | None = None
+    """Of system calls, for every program inside: `seccomp.filter_program` as hexadecimal digits."""
 
 
 class Channel:

@@ -24,6 +24,7 @@ from .rights import (
     become_user,
     hide,
     lay_down_privileges,
+    load_filter,
     restore_signals,
     set_limit,
 )
@@ -66,6 +67,7 @@ class Server:
         self.user: tuple[int, int] | None = (header["uid"], header["gid"]) if header.get("uid") is not None else None
         self.watches_memory = header.get("watch_memory", False)
         self.python = header.get("python")
+        self.filter = bytes.fromhex(header.get("filter") or "")
         if self.ends == "namespace" and os.getpid() != 1:
             self.answer({"id": 1}, {"failed": f"it is process {os.getpid()} of its namespace, not the first."})
             sys.exit(1)
@@ -206,8 +208,11 @@ class Server:
         set_limit(resource.RLIMIT_DATA, int(limits["memory_mib"] * (1 << 20)))
         if self.user is not None:
             become_user(*self.user)
-        set_limit(resource.RLIMIT_NPROC, int(limits["processes"]))
+        if self.ends != "tree":  # the kernel counts a user's processes, and a "tree" shares its user with others
+            set_limit(resource.RLIMIT_NPROC, int(limits["processes"]))
         lay_down_privileges()
+        if self.filter:
+            load_filter(self.filter)
         become_first_to_end()
 
     def refuse_program(self, header: Header, reason: list[Any]) -> None:
