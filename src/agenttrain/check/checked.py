@@ -13,6 +13,7 @@ from agenttrain.check.prepared import Prepared
 from agenttrain.check.reward_findings import reward_findings
 from agenttrain.check.sandbox_findings import tampering_findings
 from agenttrain.check.shape_findings import second_model_findings, waiting_places
+from agenttrain.check.tool_findings import tool_notes, undeclared_findings
 from agenttrain.check.trial import Trial, trial_tasks, tried
 from agenttrain.check.trial_findings import never_began, respelling_notes, trial_findings
 from agenttrain.check.verdict import Verdict, verdict_of
@@ -103,6 +104,8 @@ def checked(
             *prepared.notes,
             *_missing_keys(prepared, results),
             *own_calls_note(results),
+            *tool_notes(results),
+            *_undeclared(prepared, results)[1],
             *respelling_notes(results),
         ),
         verdict=verdict_of(prepared, trial, findings),
@@ -121,6 +124,11 @@ def _missing_keys(prepared: Prepared, results: Sequence[RolloutResult]) -> tuple
     return () if came_through else prepared.missing_keys
 
 
+def _undeclared(prepared: Prepared, results: Sequence[RolloutResult]) -> tuple[list[Finding], tuple[str, ...]]:
+    noted = prepared.job.loaded.trainable
+    return undeclared_findings(noted.tools if noted is not None else {}, prepared.tools, results)
+
+
 def _findings(prepared: Prepared, trial: Trial | None) -> tuple[Finding, ...]:
     """All of them: errors first, each code's own order kept; what happened goes before what was only expected.
 
@@ -129,6 +137,7 @@ def _findings(prepared: Prepared, trial: Trial | None) -> tuple[Finding, ...]:
     found = [*prepared.findings]
     called = trial.second_models if trial is not None else ()
     found += second_model_findings(prepared.models, called, one=trial.one_model if trial is not None else None)
+    found += _undeclared(prepared, trial.results if trial is not None else ())[0]
     if trial is not None:
         happened = trial_findings(trial, prepared.job.loaded.name, waits=waiting_places(prepared.shape))
         happened += tampering_findings(trial.results)

@@ -119,6 +119,22 @@ CODES: Mapping[str, Code] = MappingProxyType(
         "function_refused": _code(
             "error", "a verifier, setup= or on_interrupt= that can't be called", "give it the arguments that are named"
         ),
+        "tools_refused": _code(
+            "error",
+            "a declaration in tools= that can't be true of the graph's tools, or a tool that may not run in a rollout",
+            "write the tool's name as it was seen, and give a stand-in the parameters of its tool",
+        ),
+        "undeclared_tools": _code(
+            "warning",
+            "tools of which nothing is declared, where something is of others",
+            "add them to tools= of @trainable; the finding has the line to paste",
+        ),
+        "external_permitted": _code(
+            "warning",
+            "external tools that may run in rollouts: what they do is done, by this check too",
+            "give them a stand-in unless that is meant: External(stand_in=function); else let them write under "
+            "agenttrain.idempotency_key()",
+        ),
         "sandbox_refused": _code(
             "error",
             "a sandbox that can't be made here as sandbox= asks",

@@ -16,6 +16,7 @@ from agenttrain.check.policy_findings import PolicyFound, policy_of
 from agenttrain.check.sandbox_findings import isolation_findings
 from agenttrain.check.shape_findings import selector_findings, shape_findings, undeclared_models
 from agenttrain.check.task_findings import Rows, rows_of
+from agenttrain.check.tool_findings import declaration_findings
 from agenttrain.config import Config
 from agenttrain.errors import AgenttrainError, ModelError, RunError
 from agenttrain.forecast import TIGHT_NOTE, forecast
@@ -24,6 +25,7 @@ from agenttrain.graph.load import LoadedGraph
 from agenttrain.graph.models import models_of, nodes_of
 from agenttrain.graph.roles import Identity
 from agenttrain.graph.shape import GraphShape, shape_of
+from agenttrain.graph.tools import tools_of
 from agenttrain.graph.world import check_setup
 from agenttrain.plugins import Plugins
 from agenttrain.prepare import Job, configured
@@ -47,6 +49,8 @@ class Prepared:
     shape: GraphShape
     models: tuple[Identity, ...]
     """Chat models of the code, where nothing is declared of them."""
+    tools: tuple[str, ...]
+    """Names of those that can be seen."""
     verifiers: tuple[str, ...]
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
@@ -72,12 +76,13 @@ def prepared(target: str, *, cwd: Path, flags: Mapping[str, Any], runs: Path) ->
     loaded, plugins, config = configured(target, cwd=cwd, flags=flags)
     noted = loaded.trainable
     with loaded.open() as graph:
-        shape, nodes, models = shape_of(graph), nodes_of(graph), models_of(graph)
+        shape, nodes, models, tools = shape_of(graph), nodes_of(graph), models_of(graph), tools_of(graph)
         schemas = graph.input_schema() or {}, graph.context_schema()
     rows = rows_of(config.tasks, n_evaluated=config.eval.tasks, input_schema=schemas[0], context_schema=schemas[1])
     policy = policy_of(config)
     job = _job(config, loaded, plugins, rows, policy)
     selectors, selector_notes = selector_findings(noted, nodes)
+    declared, tool_notes = declaration_findings(noted.tools if noted is not None else {}, tools)
     functions = list(_function_findings(noted))
     engine, engine_notes = _engine(job)
     trainer, trainer_notes = _trainer(job)
@@ -85,7 +90,9 @@ def prepared(target: str, *, cwd: Path, flags: Mapping[str, Any], runs: Path) ->
     to_try = rows.to_try()
     sandbox, isolation = isolation_findings(sandbox_maker(config, loaded, plugins), next(iter(to_try), None))
     broken = (
-        any(finding.code == "function_refused" for finding in functions) or bool(engine) or any(map(_is_error, sandbox))
+        any(finding.code == "function_refused" for finding in functions)
+        or bool(engine)
+        or any(map(_is_error, (*sandbox, *declared)))
     )
     return Prepared(
         job=job,
@@ -93,11 +100,13 @@ def prepared(target: str, *, cwd: Path, flags: Mapping[str, Any], runs: Path) ->
         to_try=to_try,
         shape=shape,
         models=undeclared_models(models, noted),
+        tools=tuple(tools),
         verifiers=tuple(noted.verifiers) if noted is not None else (),
         findings=(
             *shape_findings(shape, noted),
             *selectors,
             *functions,
+            *declared,
             *sandbox,
             *rows.findings,
             *policy.findings,
@@ -105,7 +114,7 @@ def prepared(target: str, *, cwd: Path, flags: Mapping[str, Any], runs: Path) ->
             *trainer,
             *room,
         ),
-        notes=(*loaded.notes, *selector_notes, *engine_notes, *trainer_notes, *_other_notes(needed)),
+        notes=(*loaded.notes, *selector_notes, *tool_notes, *engine_notes, *trainer_notes, *_other_notes(needed)),
         missing_keys=rows.notes,
         isolation=isolation,
         forecast=needed,

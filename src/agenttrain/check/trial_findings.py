@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from agenttrain.check.finding import Finding, counted, error, warning
 from agenttrain.check.trial import Trial
-from agenttrain.errors import RoleError
+from agenttrain.errors import EffectError, GraphError, RoleError
 from agenttrain.promotion.summary import CUT
 from agenttrain.records import Rollout, RolloutResult
 from agenttrain.reward.status import WAITS_FOR_HUMAN, may_train
@@ -24,8 +24,12 @@ WASTEFUL: Mapping[str, str] = MappingProxyType(
     }
 )
 """Causes of a prefix break that a graph, a template or renderer.history could do without, and how."""
-REFUSED = ("EscapeError:", "GraphError:", "RoleError:")
+REFUSED = ("EscapeError:", "EffectError:", "GraphError:", "RoleError:")
 """How the cause of a rollout begins that ended on what other findings tell."""
+REFUSALS: Mapping[type[GraphError], str] = MappingProxyType(
+    {RoleError: "selector_raises", EffectError: "tools_refused"}
+)
+"""What ends a fit, and its code; all else is a call that can't be answered."""
 OWN_FUNCTIONS = ("setup=", "on_interrupt=")
 """How the word on a user's function begins that gave what no rollout can take."""
 _PLACE = re.compile(r"(?P<model>.*?) was called (?P<nodes>.*?)on thread '.*?'(?P<line>.*)")
@@ -89,7 +93,8 @@ def _refusals(trial: Trial, graph: str) -> Iterator[Finding]:
     """One finding a text, with the number of rollouts that ended on it."""
     for (kind, text), n in Counter((type(each), str(each)) for each in trial.refusals).items():
         own = next((name for name in OWN_FUNCTIONS if text.startswith(name)), None)
-        code = "function_refused" if own else "selector_raises" if issubclass(kind, RoleError) else "unanswerable_call"
+        of_kind = next((code for refused, code in REFUSALS.items() if issubclass(kind, refused)), "unanswerable_call")
+        code = "function_refused" if own else of_kind
         yield error(code, own or graph, f"{text} ({counted(n, 'rollout')} of {len(trial.results)})")
 
 
