@@ -56,6 +56,9 @@ class Begin:
     gid: int | None = None
     watch_memory: bool = False
     """Whether it ends everything itself when the sum goes past memory_mib; False where a control group does."""
+    watch_disk: str | None = None
+    """Folder of which all that stands below it counts as disk_mib, and everything is ended past that. None: where
+    programs can write is no larger."""
     filter: str | None = None
     """Of system calls, for every program inside: `seccomp.filter_program` as hexadecimal digits."""
 

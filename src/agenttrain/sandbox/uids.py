@@ -10,7 +10,8 @@ import pwd
 import signal
 import socket
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,17 +54,19 @@ def lease() -> Lease:
     )
 
 
-def is_leased(uid: int) -> bool:
-    """Whether a living process has it."""
+@contextmanager
+def held(uid: int) -> Iterator[bool]:
+    """Whether nobody has an id; nobody takes it until the block ends then."""
     lock = _locked(uid)
-    if lock is None:
-        return True
-    lock.close()
-    return False
+    try:
+        yield lock is not None
+    finally:
+        if lock is not None:
+            lock.close()
 
 
 def _locked(uid: int) -> socket.socket | None:
-    """A lock that its owner's end opens, however it ends: a name without a file, which one socket can have at a time."""
+    """A lock that ends with its owner, however that ends: a name without a file, which one socket has at a time."""
     lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         lock.bind(f"\0agenttrain-uid-{uid}")

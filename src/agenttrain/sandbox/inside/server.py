@@ -13,7 +13,7 @@ import time
 from functools import partial
 from typing import Any, NoReturn
 
-from .files import Refusal, file_work, place_of, why
+from .files import Refusal, file_work, place_of, walk, why
 from .frames import CHUNK, HEAD, Header, frame, read_all_there_is, read_exactly, read_frame, write_all
 from .job import Job
 from .processes import end_all, family, memory_of, processes, wait_for
@@ -66,6 +66,7 @@ class Server:
         self.ends = header["ends"]
         self.user: tuple[int, int] | None = (header["uid"], header["gid"]) if header.get("uid") is not None else None
         self.watches_memory = header.get("watch_memory", False)
+        self.watched_folder: str | None = header.get("watch_disk")
         self.python = header.get("python")
         self.filter = bytes.fromhex(header.get("filter") or "")
         if self.ends == "namespace" and os.getpid() != 1:
@@ -103,11 +104,13 @@ class Server:
         self.end_what_is_late()
         if self.watches_memory:
             self.watch_memory()
+        if self.watched_folder and any(job.header["op"] == "run" for job in self.jobs.values()):
+            self.watch_disk(self.watched_folder)
         return True
 
     def patience_ms(self) -> float | None:
         """How long nothing need be looked at."""
-        if self.watches_memory and (self.jobs or self.background):
+        if (self.watches_memory or self.watched_folder) and (self.jobs or self.background):
             return 50
         if not self.jobs:
             return None
@@ -384,9 +387,18 @@ class Server:
     def watch_memory(self) -> None:
         """End everything when all of it together takes more than its limit."""
         if self.memory_bytes() > self.limits["memory_mib"] * (1 << 20):
-            for job in self.jobs.values():
-                job.ended_by = job.ended_by or "memory_mib"
-            self.end_everything()
+            self.end_everything_by("memory_mib")
+
+    def watch_disk(self, folder: str) -> None:
+        """End everything when all that stands in a folder takes more than its limit."""
+        if sum(about.st_blocks for _, about in walk(folder)) * 512 > self.limits["disk_mib"] * (1 << 20):
+            self.end_everything_by("disk_mib")
+
+    def end_everything_by(self, limit: str) -> None:
+        """End everything, and say by which limit where that is asked for."""
+        for job in self.jobs.values():
+            job.ended_by = job.ended_by or limit
+        self.end_everything()
 
     def memory_bytes(self) -> int:
         """Of all processes but this one, and of files in memory."""
