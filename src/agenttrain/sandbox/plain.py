@@ -1,0 +1,268 @@
+"""Sandboxes of ordinary processes, where nothing better works: limits, a private folder, and as root an own user.
+
+The rest of the machine is seen as that user sees it, so `filesystem` is never enforced here, and as an ordinary user
+neither is anything that programs of the same user could undo.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from agenttrain.errors import SandboxError
+from agenttrain.records import Isolation
+from agenttrain.sandbox import uids
+from agenttrain.sandbox.cgroups import open_group
+from agenttrain.sandbox.owners import is_left_behind, owned_name
+from agenttrain.sandbox.seccomp import filter_program
+from agenttrain.sandbox.served import INSIDE, Begin, Channel, ServedSandbox, begun
+from agenttrain.sandbox_protocol import Sandbox, SandboxRequest
+
+OVERHEAD_MIB = 48
+"""Of the sandbox's first process, beside the limit of what runs in it."""
+OVERHEAD_PROCESSES = 4
+"""The first process and those that work on files."""
+_WORLD_WRITABLE = ("/tmp", "/var/tmp", "/dev/shm", "/run/lock")
+_END_S = 20.0
+
+
+class SubprocessBackend:
+    """Starts `inside` as a process of this machine."""
+
+    name = "subprocess"
+
+    def __init__(self, *, python: str | None = None) -> None:
+        """Make a backend.
+
+        Args:
+            python: what "python" runs. None: this Python.
+        """
+        self._python = python or sys.executable
+        self._trial: Trial | None = None
+        self._lock = threading.Lock()
+
+    def isolation(self, request: SandboxRequest) -> Isolation:
+        """What holds here; found out by trying once."""
+        trial = self._tried()
+        enforced = {
+            "seconds": "clock of its first process",
+            "output_kib": "its first process",
+            "memory_mib": "control group" if trial.groups else "RLIMIT_DATA and a watcher",
+        }
+        if trial.is_root:
+            enforced |= {
+                "processes": "RLIMIT_NPROC of a user of its own",
+                "processes_end": "a user of its own",
+                "privileges": "a user of its own, no_new_privs" + (", seccomp" if trial.filters else ""),
+            }
+        else:
+            enforced |= {"privileges": "no_new_privs, seccomp"} if trial.filters else {}
+            enforced |= {"processes": "control group"} if trial.groups else {}
+        names = ("filesystem", "network", "processes_end", "privileges", "processes", "disk_mib")
+        if trial.is_root and trial.filters and not request.network:
+            enforced["network"] = "seccomp: no sockets"
+        missing = [name for name in names if name not in enforced and not (name == "network" and request.network)]
+        return Isolation(backend=self.name, enforced=enforced, unenforced=tuple(missing))
+
+    def open(self, request: SandboxRequest) -> Sandbox:
+        """Make one; what dead processes have left behind is removed first."""
+        isolation = self.isolation(request)
+        remove_left_folders(Path(tempfile.gettempdir()))
+        with ExitStack() as made:
+            own = uids.lease() if self._tried().is_root else None
+            if own is not None:
+                made.callback(own.close)
+            uid = own.uid if own is not None else None
+            folder = _folder(request.name, uid)
+            made.callback(_remove_all_of, folder, uid)
+            group = open_group(
+                request.name,
+                memory_mib=request.limits.memory_mib + OVERHEAD_MIB,
+                processes=request.limits.processes + OVERHEAD_PROCESSES,
+            )
+            if group is not None:
+                made.callback(group.close)
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(INSIDE)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                cwd=folder,
+                env={},
+            )
+            made.callback(_end, process, uid)
+            if group is not None:
+                group.add(process.pid)
+            served = begun(channel_of(process), request, self._begin(request, folder, uid, watch_memory=group is None))
+            release = made.pop_all()
+        return ServedSandbox(
+            request=request,
+            isolation=isolation,
+            path=str(folder / "work"),
+            served=served,
+            reopen=self.open,
+            release=release.close,
+            n_out_of_memory=group.n_out_of_memory if group is not None else lambda: 0,
+        )
+
+    def _begin(self, request: SandboxRequest, folder: Path, uid: int | None, *, watch_memory: bool) -> Begin:
+        filters = filter_program(sockets=request.network or uid is None)
+        return Begin(
+            path=str(folder / "work"),
+            env={
+                "PATH": f"{os.path.dirname(self._python)}:/usr/local/bin:/usr/bin:/bin",
+                "HOME": str(folder / "home"),
+                "TMPDIR": str(folder / "tmp"),
+                "LANG": "C.UTF-8",
+            },
+            python=self._python,
+            ends="tree" if uid is None else "uid",
+            uid=uid,
+            gid=uid,
+            watch_memory=watch_memory,
+            watch_disk=str(folder),
+            filter=filters.hex() if filters else None,
+        )
+
+    def _tried(self) -> Trial:
+        with self._lock:
+            if self._trial is None:
+                self._trial = Trial.made(self._python)
+            return self._trial
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What this machine lets us do."""
+
+    is_root: bool
+    """Programs run as users of their own."""
+    groups: bool
+    """Control groups can be made."""
+    filters: bool
+    """System calls can be filtered."""
+
+    @classmethod
+    def made(cls, python: str) -> Trial:
+        """Try it.
+
+        Raises:
+            SandboxError: programs can't be run as they would have to be.
+        """
+        is_root = os.geteuid() == 0
+        if is_root:
+            _try_as_another_user(python)
+        group = open_group("trial", memory_mib=64, processes=8)
+        if group is not None:
+            group.close()
+        return cls(is_root=is_root, groups=group is not None, filters=filter_program(sockets=True) is not None)
+
+
+def _try_as_another_user(python: str) -> None:
+    uid = uids.RANGE[-1]
+    try:
+        subprocess.run(
+            [python, "-I", "-S", "-c", ""],
+            user=uid,
+            group=uid,
+            extra_groups=[],
+            check=True,
+            cwd="/",
+            env={},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+        )
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise SandboxError(
+            f"Where agenttrain is root, programs in a sandbox of the backend 'subprocess' run as user {uid}, and "
+            f"{python} can't: {error}. Use a Python that every user may run (outside of /root), or the backend "
+            "'namespaces'."
+        ) from error
+
+
+def channel_of(process: subprocess.Popen[bytes]) -> Channel:
+    """The frames of a process over its standard input and output; the channel closes them."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    channel = Channel(os.dup(process.stdout.fileno()), os.dup(process.stdin.fileno()))
+    process.stdin.close()
+    process.stdout.close()
+    return channel
+
+
+def remove_left_folders(parent: Path) -> None:
+    """Remove folders of sandboxes whose process has ended; what isn't this user's to remove stays."""
+    for folder in left_folders(parent):
+        with suppress(OSError, SandboxError):
+            uid = folder.lstat().st_uid
+            if uid in uids.RANGE:
+                with uids.held(uid) as is_held:
+                    _remove_all_of(folder, uid if is_held else None)
+            elif uid == os.geteuid():
+                _remove_all_of(folder, None)
+
+
+def left_folders(parent: Path) -> list[Path]:
+    """Folders of sandboxes whose process has ended."""
+    return sorted(folder for folder in parent.glob("agenttrain-*") if is_left_behind(folder.name))
+
+
+def _folder(name: str, uid: int | None) -> Path:
+    """A new folder that only the sandbox's user may enter."""
+    folder = Path(tempfile.gettempdir(), owned_name(name))
+    for path in (folder, *(folder / inner for inner in ("work", "home", "tmp"))):
+        path.mkdir(mode=0o700)
+        if uid is not None:
+            os.chown(path, uid, uid)
+    return folder
+
+
+def _end(process: subprocess.Popen[bytes], uid: int | None) -> None:
+    """Wait for the first process, which ends what is inside when nobody asks it any more; then see to the rest."""
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if uid is not None:
+        uids.end_user(uid)
+
+
+def _remove_all_of(folder: Path, uid: int | None) -> None:
+    """A sandbox's folder, and as root what its user left in folders that everybody may write to."""
+    if uid is not None:
+        uids.end_user(uid)
+        for shared in _WORLD_WRITABLE:
+            for path in _owned(Path(shared), uid):
+                _remove(path)
+    if folder.exists():
+        _remove(folder)
+
+
+def _owned(folder: Path, uid: int) -> list[Path]:
+    try:
+        return [Path(entry) for entry in os.scandir(folder) if entry.stat(follow_symlinks=False).st_uid == uid]
+    except OSError:
+        return []
+
+
+def _remove(path: Path) -> None:
+    """A file, or a folder with all below it; its owner may have closed folders in it."""
+    if not stat.S_ISDIR(path.lstat().st_mode):
+        path.unlink()
+        return
+    for folder, names, _ in os.walk(path):
+        for name in names:
+            inner = os.path.join(folder, name)
+            if not os.path.islink(inner):
+                os.chmod(inner, 0o700)
+    shutil.rmtree(path)
