@@ -136,8 +136,9 @@ def idempotency_key(tool_call_id: str | None = None) -> str:
     the node execution's: made of the node, its superstep and its path in place of tool and arguments.
 
     Outside of rollouts, where a graph serves, it is made of the thread's id and the tool call's id, so that a replay
-    of the thread has the same; in a node, of the thread and the node's execution. It is the same as often as it is
-    asked for in one call: a tool that writes twice adds a word of its own.
+    of the thread has the same; in a node, of the thread and the node's execution, which is another one when the thread
+    is replayed from an earlier checkpoint. It is the same as often as it is asked for in one call: a tool that writes
+    twice adds a word of its own.
 
     Args:
         tool_call_id: of the call, where the tool has it by `Annotated[str, InjectedToolCallId]`. Needed only outside
