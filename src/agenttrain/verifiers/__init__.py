@@ -10,11 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from agenttrain.verifiers.answers import exact_answer, json_answer, numeric_answer
+    from agenttrain.verifiers.cases import hidden_cases
+    from agenttrain.verifiers.command import command_exits
+    from agenttrain.verifiers.suites import hidden_tests
     from agenttrain.verifiers.terms import invalid_tool_calls, seconds_used, tokens_used, turns_used
     from agenttrain.verifiers.trajectories import tool_trajectory
 
 __all__ = [
+    "command_exits",
     "exact_answer",
+    "hidden_cases",
+    "hidden_tests",
     "invalid_tool_calls",
     "json_answer",
     "numeric_answer",
@@ -25,7 +31,10 @@ __all__ = [
 ]
 
 _homes = {
+    "command_exits": "command",
     "exact_answer": "answers",
+    "hidden_cases": "cases",
+    "hidden_tests": "suites",
     "invalid_tool_calls": "terms",
     "json_answer": "answers",
     "numeric_answer": "answers",

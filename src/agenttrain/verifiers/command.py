@@ -1,0 +1,87 @@
+"""command_exits: a command in a judging sandbox; how it exits is the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from agenttrain.errors import RewardError
+from agenttrain.records import Task
+from agenttrain.sandbox_protocol import Execution, Sandbox, SandboxRefusal
+from agenttrain.sandbox_spec import SandboxLimits
+from agenttrain.verifiers.judging import (
+    Check,
+    HiddenFiles,
+    HiddenFolder,
+    answer,
+    end_of,
+    environment,
+    folder_of_caller,
+    given_sandbox,
+    hidden_files,
+    submission_in,
+)
+
+NAME = "command_exits"
+FIXED = {"PATH": "/usr/local/bin:/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONSAFEPATH": "1"}
+"""Of the command, beside the sandbox's: no program and no module of the folder is found by its name alone."""
+
+
+def command_exits(
+    argv: Sequence[str] | Callable[[Task], Sequence[str]],
+    *,
+    files: HiddenFiles | None = None,
+    folder: HiddenFolder | None = None,
+    include: Sequence[str] = ("*.py",),
+    expect: int = 0,
+    seconds: float | None = None,
+    env: Mapping[str, str] | None = None,
+    limits: SandboxLimits | None = None,
+) -> Callable[..., dict[str, Any]]:
+    """A verifier that runs a command on what the agent left, in a new sandbox, with hidden files put in.
+
+    The exit code is all that counts, so a command that runs the agent's code in its own process lets that code decide:
+    `python agent.py` may exit with 0 whatever it did. Let a hidden script judge what the agent's code prints or writes
+    in a process of its own, or use `hidden_cases` or `hidden_tests`.
+
+    Args:
+        argv: the program, which must be hidden, initial or of the system, and its arguments; no shell.
+        files: path to content of the hidden files, or a function of the task that gives them.
+        folder: of the hidden files, relative to the file that calls this, or a function of the task.
+        include: patterns of the files that are the agent's to change (see docs/hidden-tests.md).
+        expect: the exit code of success.
+        seconds: None: the sandbox's own limit.
+        env: beside the sandbox's, with PATH fixed unless it is named here.
+        limits: of the judging sandbox. None: the agent's own.
+    """
+    base = folder_of_caller()
+
+    def command_exits_well(task: Task, sandbox: Sandbox | None) -> dict[str, Any]:
+        own = given_sandbox(sandbox, NAME)
+        hidden = hidden_files(files, folder, task, base=base, verifier=NAME)
+        words = list(argv(task) if callable(argv) else argv)
+        with environment(NAME):
+            submission = submission_in(own, include, hidden)
+            with own.fresh(submission.with_hidden(hidden), limits=limits) as place:
+                execution = _run(place, words, {**FIXED, **(env or {})}, seconds)
+        check = _check(words, execution, expect)
+        return answer([check], submission, strict=True, exit_code=execution.exit_code, output=execution.text)
+
+    command_exits_well.__name__ = NAME
+    return command_exits_well
+
+
+def _run(place: Sandbox, words: list[str], env: Mapping[str, str], seconds: float | None) -> Execution:
+    try:
+        return place.run(words, env=env, seconds=seconds)
+    except SandboxRefusal as refusal:
+        raise RewardError(
+            f"{NAME} can't run {words!r}: {refusal} The command must be one of the system, or of the hidden files."
+        ) from refusal
+
+
+def _check(words: Sequence[str], execution: Execution, expect: int) -> Check:
+    passed = execution.exit_code == expect and not execution.ended_by
+    return Check(
+        name=" ".join(words), passed=passed, reason="" if passed else f"{end_of(execution)}, and {expect} is expected"
+    )
