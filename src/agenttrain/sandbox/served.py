@@ -235,13 +235,13 @@ class ServedSandbox:
     """Called once, after the first process has been told to end and its channel is closed: waits for it, removes."""
     n_out_of_memory: Callable[[], int] = lambda: 0
     """How many processes the kernel has ended for memory so far, where something counts them."""
+    initial: Mapping[str, SandboxFile] = field(init=False)
     _closing: threading.Lock = field(default_factory=threading.Lock)
     _is_closed: bool = False
 
-    @property
-    def initial(self) -> Mapping[str, SandboxFile]:
-        """What stood in the working directory at first."""
-        return self.request.files
+    def __post_init__(self) -> None:
+        """Keep what stood in the working directory at first."""
+        self.initial = self.request.files
 
     def run(
         self,

@@ -52,9 +52,9 @@ class Server:
         begin = read_frame(self.fd_in)
         if begin is None:
             return
+        self.poll.register(self.child_ends(), select.POLLIN)
         self.begin(*begin)
         self.poll.register(self.fd_in, select.POLLIN)
-        self.poll.register(self.child_ends(), select.POLLIN)
         while self.turn():
             pass
 
@@ -68,7 +68,6 @@ class Server:
         self.watches_memory = header.get("watch_memory", False)
         self.watched_folder: str | None = header.get("watch_disk")
         self.python = header.get("python")
-        self.filter = bytes.fromhex(header.get("filter") or "")
         if self.ends == "namespace" and os.getpid() != 1:
             self.answer({"id": 1}, {"failed": f"it is process {os.getpid()} of its namespace, not the first."})
             sys.exit(1)
@@ -76,6 +75,9 @@ class Server:
         if self.ends != "namespace":
             become_subreaper()
         hide()
+        lay_down_privileges()
+        if header.get("filter"):
+            load_filter(bytes.fromhex(header["filter"]))
         self.start_files({**header, "op": "lay"}, body)
 
     def child_ends(self) -> int:
@@ -213,9 +215,6 @@ class Server:
             become_user(*self.user)
         if self.ends != "tree":  # the kernel counts a user's processes, and a "tree" shares its user with others
             set_limit(resource.RLIMIT_NPROC, int(limits["processes"]))
-        lay_down_privileges()
-        if self.filter:
-            load_filter(self.filter)
         become_first_to_end()
 
     def refuse_program(self, header: Header, reason: list[Any]) -> None:
