@@ -65,7 +65,11 @@ class Starter:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", str(STARTER)], stdin=theirs, stdout=subprocess.DEVNULL, cwd="/", env={}
+                    [sys.executable, "-I", "-S", str(STARTER)],
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    cwd="/",
+                    env={},
                 )
             self._control, self._owner = ours, os.getpid()
         return self._control
