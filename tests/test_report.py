@@ -32,6 +32,7 @@ SUMMARY_KEYS = {
     "invalid_tool_calls",
     "tokens",
     "seconds",
+    "gates_closed",
     "safety_violations",
     "policy_failures",
     "unfinished",

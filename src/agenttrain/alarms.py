@@ -13,6 +13,7 @@ from agenttrain.memory import Growth
 from agenttrain.promotion.summary import CUT
 from agenttrain.protocols import Engine, TellsNews, Trainer
 from agenttrain.records import NOT_LEFT, RolloutResult, StepResult
+from agenttrain.reward.balance import is_rise, parts_left_out, safety_violations, weighing
 from agenttrain.reward.status import may_train
 from agenttrain.reward.tampering import tampering_in, tampering_of
 
@@ -20,6 +21,8 @@ LOGPROB_GAP = 1e-3
 """Largest difference between engine and trainer that is only rounding."""
 ENVIRONMENT_FAILURE_SHARE = 0.05
 """Share of a step's rollouts above which failing environments are loud."""
+LEFT_OUT_SHARE = 0.05
+"""Share of the rollouts above which a part that is left out for its errors is told."""
 EQUAL_REWARDS = 1e-9
 """Standard deviation under which rewards are equal: that of eight times 0.1 is not exactly 0."""
 
@@ -114,6 +117,45 @@ def tampering_alarms(results: Sequence[RolloutResult], step: int) -> list[Alarm]
     return [Alarm(code="tampering", severity="note", step=step, message=text + ". It changed no score.")]
 
 
+def part_alarms(results: Sequence[RolloutResult], step: int) -> list[Alarm]:
+    """What the parts of rewards give reason to say: terms that outweigh the outcome, and parts that are left out."""
+    rollouts = [result.rollout for result in results]
+    found = []
+    weighed = weighing(rollout.reward for rollout in rollouts if rollout.reward is not None)
+    if weighed is not None and weighed.terms > weighed.outcome:
+        text = f"{', '.join(weighed.names)} come to {weighed.terms:.3g} a rollout on the mean, and the outcome to "
+        text += f"{weighed.outcome:.3g}: the policy may learn them in its place. Lower their weights."
+        found.append(Alarm(code="terms_outweigh_outcome", severity="note", step=step, message=text))
+    for part in parts_left_out(rollouts):
+        if part.n > LEFT_OUT_SHARE * part.of:
+            text = (
+                f"The part {part.name!r} was left out of {part.n} of {part.of} rewards, for example of {part.example}"
+            )
+            found.append(Alarm(code="part_left_out", severity="note", step=step, message=text))
+    return found
+
+
+def safety_alarms(results: Sequence[RolloutResult], step: int, *, baseline: Mapping[str, Any]) -> list[Alarm]:
+    """Safety gates that training closes more often than the baseline did, beyond chance: see `balance.is_rise`."""
+    rewards = [result.rollout.reward for result in results if result.rollout.reward is not None]
+    n = safety_violations(rewards)
+    if not n or not is_rise(n, len(rewards), before=baseline):
+        return []
+    text = f"{n} of {len(rewards)} rollouts closed a safety gate, and {baseline['safety_violations'] or 0} of "
+    text += f"{baseline['rollouts']} in the baseline: by chance that many come in one step of 1,000 at most. "
+    return [_loud("safety_violations", step, text + "Look at them: agenttrain inspect RUN.")]
+
+
+def safety_rise_alarms(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Alarm]:
+    """Loud when any more held-out rollouts close a safety gate after training: the tasks are the same, and none is
+    allowed for chance."""
+    was, is_now = before["safety_violations"] or 0, after["safety_violations"] or 0
+    if is_now <= was:
+        return []
+    text = f"Safety violations rose from {was} to {is_now} of {after['rollouts']} held-out rollouts."
+    return [_loud("safety_violations", 0, text + " Don't use this policy before you have looked at them.")]
+
+
 def escape_alarms(n: int, where: str, *, step: int) -> list[Alarm]:
     """Model calls that got past the gate under allow_escapes, since this was last asked.
 
@@ -141,7 +183,7 @@ def evaluation_alarms(results: Sequence[RolloutResult]) -> list[Alarm]:
         text += f"{lost[0].rollout.id}: {lost[0].rollout.cause}"
         severity: Literal["note", "loud"] = "loud" if len(lost) > ENVIRONMENT_FAILURE_SHARE * len(results) else "note"
         found.append(Alarm(code="evaluation_incomplete", severity=severity, step=0, message=text))
-    found += tampering_alarms(results, 0)
+    found += tampering_alarms(results, 0) + part_alarms(results, 0)
     return found + _cut_alarms(results) + _missed_alarms(results) + _credit_alarms(results)
 
 

@@ -19,9 +19,11 @@ from agenttrain.alarms import Alarm, engine_alarms, escape_alarms, evaluation_al
 from agenttrain.capture.store import SqliteStore, read_store
 from agenttrain.errors import RoleError, TrainerError
 from agenttrain.figures import cpu_seconds, replaced_model
+from agenttrain.part import Part
 from agenttrain.pool import RolloutPool
 from agenttrain.prepare import Job, n_parameters, provenance
-from agenttrain.promotion.summary import summarize
+from agenttrain.promotion.parts import reward_parts
+from agenttrain.promotion.summary import last_attempts, summarize
 from agenttrain.protocols import Engine, EngineContext, OnDone
 from agenttrain.records import Phase, RolloutRequest, RolloutResult, Task
 from agenttrain.report import RunFacts, eval_report, eval_text
@@ -62,7 +64,9 @@ def evaluate(job: Job, run: RunFolder, *, watcher: Watcher) -> dict[str, Any]:
         store.flush()
         refuse_unmatched(runner)
         temperature = config.eval.temperature
-        summary = summarize([r.rollout for r in results], job.held_out, config.eval.repeats, temperature=temperature)
+        rollouts, verifiers = [result.rollout for result in results], declared_verifiers(job)
+        summary = summarize(rollouts, job.held_out, config.eval.repeats, temperature=temperature, verifiers=verifiers)
+        summary["reward_parts"] = reward_parts(verifiers, last_attempts(rollouts))[0]
         if engine is None:
             summary |= dict.fromkeys(("tool_calls", "invalid_tool_calls", "tokens"))  # the user's models don't tell us
         watcher.ended("eval", summary)
@@ -97,6 +101,11 @@ def _facts(job: Job, run: RunFolder, engine: Engine | None) -> RunFacts:
         n_train=len(job.train),
         n_held_out=len(job.held_out),
     )
+
+
+def declared_verifiers(job: Job) -> Mapping[str, Part]:
+    """Those of the graph."""
+    return job.loaded.trainable.verifiers if job.loaded.trainable is not None else {}
 
 
 def rolled_out(

@@ -12,7 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from agenttrain.capture.store import StoreView
-from agenttrain.records import NOT_ADMITTED, Rollout, RolloutResult, Turn
+from agenttrain.part import GATES
+from agenttrain.records import NOT_ADMITTED, Reward, Rollout, RolloutResult, Turn
+from agenttrain.reward.balance import means, safety_violations
 from agenttrain.reward.status import may_train
 from agenttrain.sample.account import drifted, token_account
 from agenttrain.trajectory.prefix_breaks import prefix_breaks, respelled_turns
@@ -30,6 +32,7 @@ def rollout_metrics(results: Sequence[RolloutResult]) -> dict[str, float]:
     rollouts = [result.rollout for result in results]
     called = [any(turn.role == "trained" for turn in result.turns) for result in results]
     usable = [result.rollout.reward is not None for result in results]
+    rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     return {
         "attempts": n,
         "success": sum(rollout.success for rollout in rollouts) / n,
@@ -42,7 +45,17 @@ def rollout_metrics(results: Sequence[RolloutResult]) -> dict[str, float]:
         "policy_failures": sum(rollout.status == "policy_failure" for rollout in rollouts),
         "unfinished": sum(rollout.status in ("truncated", "budget_exhausted") for rollout in rollouts),
         "rollouts_without_trained_call": sum(ok and not has for ok, has in zip(usable, called, strict=True)),
+        **_part_metrics(rewards),
     }
+
+
+def _part_metrics(rewards: Sequence[Reward]) -> dict[str, float]:
+    """The mean of each part, and where gates are declared the rollouts that one closed."""
+    found: dict[str, float] = {f"part.{name}": mean for name, mean in means(rewards).items()}
+    if any(part.kind in GATES for reward in rewards for part in reward.parts):
+        found["gates_closed"] = sum(bool(reward.closed) for reward in rewards)
+    violations = safety_violations(rewards)
+    return found if violations is None else {**found, "safety_violations": violations}
 
 
 def _n_missed(results: Sequence[RolloutResult], asked: str) -> int:

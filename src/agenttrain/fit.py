@@ -22,8 +22,11 @@ from agenttrain.alarms import (
     escape_alarms,
     evaluation_alarms,
     memory_alarms,
+    part_alarms,
     plugin_alarms,
     resume_alarms,
+    safety_alarms,
+    safety_rise_alarms,
     step_alarms,
     tampering_alarms,
     verifier_alarms,
@@ -37,6 +40,7 @@ from agenttrain.elsewhere import RunElsewhere
 from agenttrain.errors import AgenttrainError, EngineError, PluginError, RunError, TrainerError
 from agenttrain.evaluation import (
     Watcher,
+    declared_verifiers,
     evaluation_requests,
     opened,
     refuse_unmatched,
@@ -55,9 +59,10 @@ from agenttrain.memory import MIB, MemoryWatch
 from agenttrain.pool import RolloutPool
 from agenttrain.prepare import Job, provenance
 from agenttrain.promotion.compare import Outcome, paired_difference, strict_values
+from agenttrain.promotion.parts import reward_parts
 from agenttrain.promotion.summary import last_attempts, summarize
 from agenttrain.protocols import Engine, EngineContext, OnDone, Trainer, TrainerContext
-from agenttrain.records import Phase, RolloutRequest, RolloutResult, RolloutSpec, StepResult
+from agenttrain.records import Phase, Rollout, RolloutRequest, RolloutResult, RolloutSpec, StepResult
 from agenttrain.report import RunFacts, fit_report, fit_text
 from agenttrain.rollout import Runner
 from agenttrain.run_folder import RunFolder
@@ -143,6 +148,9 @@ class Fit:
             self._train(baseline)
         with self._saved_when_stopped():
             trained = self._evaluate("held_out")
+        for alarm in safety_rise_alarms(baseline, trained):
+            self.evaluation_alarms.append(alarm)
+            self.watcher.alarm(alarm)
         self._export()
         return self._write_report(baseline, trained)
 
@@ -273,7 +281,13 @@ class Fit:
 
     def _summary(self, rollouts: Sequence[Any]) -> dict[str, Any]:
         config = self.job.config
-        return summarize(rollouts, self.job.held_out, config.eval.repeats, temperature=config.eval.temperature)
+        return summarize(
+            rollouts,
+            self.job.held_out,
+            config.eval.repeats,
+            temperature=config.eval.temperature,
+            verifiers=declared_verifiers(self.job),
+        )
 
     def _train(self, baseline: Mapping[str, Any]) -> None:
         config = self.job.config
@@ -310,6 +324,7 @@ class Fit:
         alarms += verifier_alarms(rollouts, step.step)
         alarms += world_alarms(rollouts, step.step)
         alarms += tampering_alarms(rollouts, step.step)
+        alarms += part_alarms(rollouts, step.step) + safety_alarms(rollouts, step.step, baseline=baseline)
         alarms += self._news(step.step)
         alarms += memory_alarms(self.memory.after_step(len(rollouts)), step.step, steps_to_go=left)
         row = {
@@ -393,10 +408,13 @@ class Fit:
         rows, lives = self.run.metrics(), self.run.lives()
         view = read_store(self.run.rollouts)
         difference = paired_difference(self._successes(view, "baseline"), self._successes(view, "held_out"))
+        before, after = reward_parts(
+            declared_verifiers(self.job), self._counted(view, "baseline"), self._counted(view, "held_out")
+        )
         report = fit_report(
             self._facts(view),
-            baseline=baseline,
-            trained=trained,
+            baseline={**baseline, "reward_parts": before},
+            trained={**trained, "reward_parts": after},
             difference=difference,
             tokens=token_table(view, rows),
             steps=rows,
@@ -415,9 +433,12 @@ class Fit:
         self.run.write_report(report, fit_text(report))
         return report
 
+    def _counted(self, view: StoreView, phase: Phase) -> list[Rollout]:
+        return last_attempts(rollout for rollout in view.rollouts() if rollout.phase == phase)
+
     def _successes(self, view: StoreView, phase: Phase) -> Mapping[str, Sequence[float]]:
         """Task id to the strict success of each repeat; a place that failed to the end counts 0."""
-        rollouts = last_attempts(rollout for rollout in view.rollouts() if rollout.phase == phase)
+        rollouts = self._counted(view, phase)
         outcomes = [Outcome(task_id=r.task_id, repeat=r.sibling, value=float(r.success)) for r in rollouts]
         return strict_values(outcomes, [task.id for task in self.job.held_out], self.job.config.eval.repeats)
 

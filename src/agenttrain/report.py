@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agenttrain.promotion.compare import Difference
+from agenttrain.promotion.parts_text import parts_lines
 from agenttrain.trajectory.prefix_breaks import BREAKS_IN_WORDS, RESPELLED_IN_WORDS, in_words
 
 MANY_STEPS = 6
@@ -124,12 +125,13 @@ def fit_text(report: Mapping[str, Any]) -> str:
         "",
         f"| on {report['tasks']['held_out']} held-out tasks ({_sampling(base)}) | before | after |",
         "|---|---|---|",
-        *(_row(label, base[key], after[key]) for key, label in _SHOWN),
+        *(_row(label, base[key], after[key]) for key, label in (*_SHOWN, *_gates(base))),
         "",
         f"Difference in success: {difference['success']:+.3f}, 95 % interval {low:+.3f} to {high:+.3f} "
         "(paired bootstrap over tasks).",
         "",
         *_slices(base["by_slice"], after["by_slice"]),
+        *parts_lines({"before": base.get("reward_parts", {}), "after": after.get("reward_parts", {})}),
         "## How it was trained",
         f"- policy: {report['model']['base']}, {report['model']['parameters']:,} parameters"
         f"{_trained(report['model'])}, "
@@ -170,8 +172,9 @@ def eval_text(report: Mapping[str, Any]) -> str:
         "",
         f"| {report['model']['base']} on {result['tasks']} tasks ({_sampling(result)}) | |",
         "|---|---|",
-        *(f"| {label} | {_number(result[key])} |" for key, label in _SHOWN),
+        *(f"| {label} | {_number(result[key])} |" for key, label in (*_SHOWN, *_gates(result))),
         "",
+        *parts_lines({"": result.get("reward_parts", {})}),
         *_alarm_lines(report["alarms"]),
     ]
     return "\n".join(lines).rstrip() + "\n"
@@ -202,6 +205,12 @@ _SHOWN = (
     ("unfinished", "cut by a limit"),
     ("environment_failures", "environment failures"),
 )
+_SHOWN_OF_GATES = (("gates_closed", "closed by a gate"), ("safety_violations", "safety violations"))
+
+
+def _gates(summary: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Rows of gates, where some are declared."""
+    return tuple((key, label) for key, label in _SHOWN_OF_GATES if summary[key] is not None)
 
 
 def _head(facts: RunFacts) -> dict[str, Any]:

@@ -60,7 +60,8 @@ def test_a_rollout_is_shown(fitted: Any, command: Any) -> None:
     rollout_id, turns = rollout.id, fitted.store.turns(rollout.id)
     said = command("inspect", fitted.run.id, rollout_id, "--logprobs").out
     assert said.startswith(f"{f'{rollout_id}: {rollout.status} {rollout.cause}'.rstrip()}\nreward: ")
-    assert "   score " in said
+    part = rollout.reward.parts[0]
+    assert f"\n  score: outcome {part.score:g} × 1\n" in said
     assert "\ntrained in step 1\n" in said
     assert f"turn 0 draft: frozen (frozen: draft), {len(turns[0].prompt_ids)} + 6 tokens, length" in said
     assert "turn 1 agent: trained (the graph's one model)" in said
@@ -70,6 +71,10 @@ def test_a_rollout_is_shown(fitted: Any, command: Any) -> None:
     assert said.endswith("⟦…⟧ is trained, ⟨…⟩ is frozen or dropped, the rest is context\n")
     shown = command("inspect", fitted.run.id, rollout_id, "--json").json
     assert [turn["role"] for turn in shown["turns"]] == ["frozen", "trained"]
+    assert shown["closed"] == ""
+    assert [(each["name"], each["kind"], each["score"]) for each in shown["reward_parts"]] == [
+        ("score", "outcome", part.score)
+    ]
     assert [list(turn.response_ids) for turn in turns] == [turn["response_ids"] for turn in shown["turns"]]
 
 

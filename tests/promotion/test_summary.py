@@ -62,6 +62,7 @@ def test_the_keys_and_numbers_of_a_report() -> None:
         "invalid_tool_calls": 0.5,
         "tokens": 17.5,
         "seconds": 3.0,
+        "gates_closed": None,
         "safety_violations": None,
         "policy_failures": 1,
         "unfinished": 0,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from agenttrain.commands.arguments import RUNS, Json, check_choice, print_json
+from agenttrain.commands.reward_lines import reward_lines
 from agenttrain.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
@@ -236,11 +237,15 @@ def _show(
     as_json: bool,
     logprobs: bool,
 ) -> None:
+    from dataclasses import asdict
+
     if as_json:
         print_json(
             {
                 **_row(rollout),
                 "fate": fate,
+                "closed": rollout.reward.closed if rollout.reward is not None else "",
+                "reward_parts": [asdict(part) for part in rollout.reward.parts] if rollout.reward is not None else [],
                 "turns": [_as_plain(turn) | {"credit": _credit(rollout, turn)} for turn in turns],
                 "trajectories": [_as_plain(path) for path in paths],
             }
@@ -288,9 +293,8 @@ def _show_reward(console: Console, rollout: Rollout) -> None:
     if rollout.reward is None:
         console.print("reward: none (the status gives none)")
         return
-    parts = "  ".join(f"{p.name} {p.score:g} × {p.weight:g} {p.comment}".rstrip() for p in rollout.reward.parts)
-    unfinished = f"  unfinished {rollout.reward.unfinished:+g}" if rollout.reward.unfinished else ""
-    console.print(f"reward: {rollout.reward.score:g}   {parts}{unfinished}", markup=False)
+    for line in reward_lines(rollout.reward):
+        console.print(line, markup=False)
 
 
 def _credit(rollout: Rollout, turn: Turn) -> float | None:

@@ -7,10 +7,12 @@ Only the last attempt of a place is looked at. None means that nothing was measu
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from agenttrain.errors import TaskError
+from agenttrain.part import GATES, Part
+from agenttrain.promotion.parts import gates_closed
 from agenttrain.records import Rollout, Status, Task
 
 MOST_SLICES = 20
@@ -22,7 +24,12 @@ CUT: tuple[Status, ...] = ("truncated", "budget_exhausted")
 
 
 def summarize(
-    rollouts: Iterable[Rollout], tasks: Sequence[Task], repeats: int, *, temperature: float = 0.0
+    rollouts: Iterable[Rollout],
+    tasks: Sequence[Task],
+    repeats: int,
+    *,
+    temperature: float = 0.0,
+    verifiers: Mapping[str, Part] | None = None,
 ) -> dict[str, Any]:
     """The keys of `baseline` and `trained` in report.json.
 
@@ -31,10 +38,12 @@ def summarize(
         tasks: the tasks that were evaluated.
         repeats: times each was to be run, at least 1.
         temperature: that it sampled at; 0 is greedy.
+        verifiers: of the graph, which say what gates there are. None: no gate.
 
     Returns:
         `rollouts` counts the places that have one, `reward` is the mean over those with a reward, and `turns`,
-        `tool_calls`, `invalid_tool_calls`, `tokens` and `seconds` are means per rollout.
+        `tool_calls`, `invalid_tool_calls`, `tokens` and `seconds` are means per rollout. `gates_closed` and
+        `safety_violations` count rollouts, and are None where no gate, or no safety gate, is declared.
 
     Raises:
         TaskError: no place at all, or a rollout of a task or repeat that was not evaluated.
@@ -54,7 +63,8 @@ def summarize(
         "invalid_tool_calls": _mean(rollout.n_invalid_tool_calls for rollout in finished),
         "tokens": _mean(rollout.n_sampled_ids for rollout in finished),
         "seconds": _mean(rollout.seconds for rollout in finished),
-        "safety_violations": None,
+        "gates_closed": gates_closed(finished, verifiers or {}, GATES),
+        "safety_violations": gates_closed(finished, verifiers or {}, ("safety",)),
         "policy_failures": sum(rollout.status == "policy_failure" for rollout in finished),
         "unfinished": sum(rollout.status in CUT for rollout in finished),
         "environment_failures": sum(rollout.status in NO_REWARD for rollout in finished),
