@@ -20,18 +20,13 @@ from pathlib import Path
 from agenttrain.errors import SandboxError
 from agenttrain.records import Isolation
 from agenttrain.sandbox import uids
-from agenttrain.sandbox.cgroups import open_group
+from agenttrain.sandbox.launch import groups_work, launch
 from agenttrain.sandbox.owners import is_left_behind, owned_name
 from agenttrain.sandbox.seccomp import filter_program
-from agenttrain.sandbox.served import INSIDE, Begin, Channel, ServedSandbox, begun
+from agenttrain.sandbox.served import INSIDE, Begin, ServedSandbox
 from agenttrain.sandbox_protocol import Sandbox, SandboxRequest
 
-OVERHEAD_MIB = 48
-"""Of the sandbox's first process, beside the limit of what runs in it."""
-OVERHEAD_PROCESSES = 4
-"""The first process and those that work on files."""
 _WORLD_WRITABLE = ("/tmp", "/var/tmp", "/dev/shm", "/run/lock")
-_END_S = 20.0
 
 
 class SubprocessBackend:
@@ -63,9 +58,8 @@ class SubprocessBackend:
                 "processes_end": "a user of its own",
                 "privileges": "a user of its own, no_new_privs" + (", seccomp" if trial.filters else ""),
             }
-        else:
-            enforced |= {"privileges": "no_new_privs, seccomp"} if trial.filters else {}
-            enforced |= {"processes": "control group"} if trial.groups else {}
+        elif trial.filters:
+            enforced["privileges"] = "no_new_privs, seccomp"
         names = ("filesystem", "network", "processes_end", "privileges", "processes", "disk_mib")
         if trial.is_root and trial.filters and not request.network:
             enforced["network"] = "seccomp: no sockets"
@@ -83,26 +77,11 @@ class SubprocessBackend:
             uid = own.uid if own is not None else None
             folder = _folder(request.name, uid)
             made.callback(_remove_all_of, folder, uid)
-            group = open_group(
-                request.name,
-                memory_mib=request.limits.memory_mib + OVERHEAD_MIB,
-                processes=request.limits.processes + OVERHEAD_PROCESSES,
-            )
-            if group is not None:
-                made.callback(group.close)
-            process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(INSIDE)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-                cwd=folder,
-                env={},
-            )
-            made.callback(_end, process, uid)
-            if group is not None:
-                group.add(process.pid)
-            served = begun(channel_of(process), request, self._begin(request, folder, uid, watch_memory=group is None))
+            if uid is not None:
+                made.callback(uids.end_user, uid)
+            launched = launch((sys.executable, "-I", "-S", str(INSIDE)), request, made, env={})
+            begin = self._begin(request, folder, uid, watch_memory=launched.group is None)
+            served = launched.begun(request, begin)
             release = made.pop_all()
         return ServedSandbox(
             request=request,
@@ -111,7 +90,7 @@ class SubprocessBackend:
             served=served,
             reopen=self.open,
             release=release.close,
-            n_out_of_memory=group.n_out_of_memory if group is not None else lambda: 0,
+            n_out_of_memory=launched.n_out_of_memory,
         )
 
     def _begin(self, request: SandboxRequest, folder: Path, uid: int | None, *, watch_memory: bool) -> Begin:
@@ -161,10 +140,7 @@ class Trial:
         is_root = os.geteuid() == 0
         if is_root:
             _try_as_another_user(python)
-        group = open_group("trial", memory_mib=64, processes=8)
-        if group is not None:
-            group.close()
-        return cls(is_root=is_root, groups=group is not None, filters=filter_program(sockets=True) is not None)
+        return cls(is_root=is_root, groups=groups_work(), filters=filter_program(sockets=True) is not None)
 
 
 def _try_as_another_user(python: str) -> None:
@@ -187,16 +163,6 @@ def _try_as_another_user(python: str) -> None:
             f"{python} can't: {error}. Use a Python that every user may run (outside of /root), or the backend "
             "'namespaces'."
         ) from error
-
-
-def channel_of(process: subprocess.Popen[bytes]) -> Channel:
-    """The frames of a process over its standard input and output; the channel closes them."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    channel = Channel(os.dup(process.stdout.fileno()), os.dup(process.stdin.fileno()))
-    process.stdin.close()
-    process.stdout.close()
-    return channel
 
 
 def remove_left_folders(parent: Path) -> None:
@@ -224,17 +190,6 @@ def _folder(name: str, uid: int | None) -> Path:
         if uid is not None:
             os.chown(path, uid, uid)
     return folder
-
-
-def _end(process: subprocess.Popen[bytes], uid: int | None) -> None:
-    """Wait for the first process, which ends what is inside when nobody asks it any more; then see to the rest."""
-    try:
-        process.wait(_END_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    if uid is not None:
-        uids.end_user(uid)
 
 
 def _remove_all_of(folder: Path, uid: int | None) -> None:
