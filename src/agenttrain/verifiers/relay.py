@@ -1,28 +1,31 @@
 """Joins two sandboxes that know nothing of each other: tests in one ask for the agent's code in the other.
 
-A message is a file; each is carried over, within bounds of size and time, and its answer back. When the agent's process
-ends, the test that asked fails, and the next one finds a new process.
+Each message is carried over, within bounds of size and time, and its answer back: a small program in either sandbox
+hands a line to a pipe and waits for the next. When the agent's process ends, the test that asked fails, and the next
+one finds a new process.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-import time
-from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from agenttrain.errors import SandboxError
 from agenttrain.sandbox_protocol import Execution, Sandbox, SandboxRefusal
 from agenttrain.verifiers.judging import HARNESS, end_of, program_argv
+from agenttrain.verifiers.programs.wire import AS_FILE, LONG, MAX_LINE
 
 WIRE = f"{HARNESS}/wire"
 MAX_MESSAGE_BYTES = 4 << 20
 MAX_WORKERS = 50
 """Processes of the agent's that one suite may use up."""
-SHORTEST_S, LONGEST_S = 0.001, 0.02
-"""Between two looks for a message."""
+_MAKE = f"mkdir -p {WIRE} && rm -f {WIRE}/in {WIRE}/out && mkfifo {WIRE}/in {WIRE}/out"
+_TAKE = f"IFS= read -r line < {WIRE}/out && printf '%s\\n' \"$line\""
+_GIVE = f"IFS= read -r line && printf '%s\\n' \"$line\" > {WIRE}/in"
+_T = TypeVar("_T")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,9 +40,6 @@ class Relay:
     n_calls: int = 0
     n_workers: int = 0
     _worker: Future[Execution] | None = None
-    _gone: str = ""
-    """Why there will be no answer any more; empty: there may be."""
-    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, given: dict[str, Any], *, seconds: float | None) -> Execution:
         """Run the tests to their end.
@@ -48,78 +48,76 @@ class Relay:
             SandboxError: one of the sandboxes failed.
             SandboxRefusal: pytest can't be started.
         """
-        suite = _started(self.tests, program_argv("tests"), json.dumps(given), seconds)
-        pause = SHORTEST_S
-        while not suite.done():
-            call = self._call()
-            if call is None:
-                time.sleep(pause)
-                pause = min(pause * 1.3, LONGEST_S)
-                continue
-            self.tests.write(f"{WIRE}/answers/{self.n_calls}", self._answer(call, suite))
+        self.tests.run(_MAKE)
+        suite = _begun(lambda: self.tests.run(program_argv("tests"), stdin=json.dumps(given), seconds=seconds))
+        answer: bytes | None = None
+        while (call := self._next_call(answer, suite)) is not None:
             self.n_calls += 1
-            pause = SHORTEST_S
+            answer = self._answer(call, suite)
         if self._worker is not None:
             self.agents.settle()
         return suite.result()
 
-    def _call(self) -> bytes | None:
-        try:
-            return self.tests.read_bytes(f"{WIRE}/calls/{self.n_calls}")
-        except SandboxRefusal:
-            return None
+    def _next_call(self, answer: bytes | None, suite: Future[Execution]) -> bytes | None:
+        """Hand the tests an answer, and wait for what they ask next. None: they have ended."""
+        handing = _begun(lambda: _handed(self.tests, answer, None))
+        wait(_any(handing, suite), return_when=FIRST_COMPLETED)
+        if not handing.done():
+            self.tests.settle()
+        wait({handing})
+        return None if suite.done() else handing.result()
 
     def _answer(self, call: bytes, suite: Future[Execution]) -> bytes:
         """What the agent's process answers, or why it doesn't."""
         if len(call) > MAX_MESSAGE_BYTES:
             return _error(f"more than {MAX_MESSAGE_BYTES} bytes were to be given to it")
-        if self._gone:
-            return _error(self._gone)
-        worker = self._alive()
-        until, pause = time.monotonic() + self.call_seconds, SHORTEST_S
+        if self.n_workers >= MAX_WORKERS and (self._worker is None or self._worker.done()):
+            return _error(f"{MAX_WORKERS} processes of it have ended")
         try:
-            self.agents.write(f"{WIRE}/calls/{self.n_calls}", call)
-            while not suite.done():
-                is_over, is_late = worker.done(), time.monotonic() > until
-                answer = self._answered()
-                if answer is not None:
-                    return _whole(answer)
-                if is_over or is_late:
-                    return self._ended(worker, is_late and not is_over)
-                time.sleep(pause)
-                pause = min(pause * 1.3, LONGEST_S)
+            worker = self._alive()
+            handing = _begun(lambda: _handed(self.agents, call, self.call_seconds))
+            wait(_any(handing, worker, suite), timeout=self.call_seconds, return_when=FIRST_COMPLETED)
+            if not handing.done():
+                return self._lost(worker)
+            return _whole(handing.result())
         except SandboxRefusal as refusal:
-            return self._lost(str(refusal))
-        return _error("the tests have ended")
-
-    def _answered(self) -> bytes | None:
-        try:
-            return self.agents.read_bytes(f"{WIRE}/answers/{self.n_calls}")
-        except SandboxRefusal:
-            return None
+            self.agents.settle()
+            return _error(str(refusal))
 
     def _alive(self) -> Future[Execution]:
         """The agent's process, a new one where the last has ended."""
         if self._worker is None or self._worker.done():
             self.n_workers += 1
-            given = {"roots": self.roots, "folder": WIRE, "first": self.n_calls, "generation": self.n_workers}
-            self._worker = _started(self.agents, program_argv("worker"), json.dumps(given), None)
+            self.agents.settle()
+            self.agents.run(_MAKE)
+            given = json.dumps({"roots": self.roots, "folder": WIRE, "generation": self.n_workers})
+            self._worker = _begun(lambda: self.agents.run(program_argv("worker"), stdin=given))
         return self._worker
 
-    def _ended(self, worker: Future[Execution], is_late: bool) -> bytes:
-        """End what is left of a process that gives no answer."""
+    def _lost(self, worker: Future[Execution]) -> bytes:
+        """End what is left of a process that gives no answer, and say why there is none."""
+        is_late = not worker.done()
         self.agents.settle()
-        if is_late:
-            return self._lost(f"it took more than {self.call_seconds:g} s")
-        try:
-            return self._lost(f"its process {end_of(worker.result())}")
-        except SandboxRefusal as refusal:
-            return self._lost(str(refusal))
+        end = worker.result()
+        return _error(f"it took more than {self.call_seconds:g} s" if is_late else f"its process {end_of(end)}")
 
-    def _lost(self, why: str) -> bytes:
-        if self.n_workers >= MAX_WORKERS:
-            self._gone = f"{MAX_WORKERS} processes of it have ended"
-        return _error(why)
+
+def _handed(place: Sandbox, message: bytes | None, seconds: float | None) -> bytes:
+    """Hand a message to a program in a sandbox, if there is one, and take what it says next.
+
+    Raises:
+        SandboxRefusal: nothing came that can be read.
+    """
+    line = message
+    if message is not None and len(message) > MAX_LINE:
+        place.write(f"{WIRE}/in{LONG}", message)
+        line = AS_FILE.encode()
+    script = _TAKE if line is None else f"{_GIVE} && {_TAKE}"
+    execution = place.run(script, stdin=(line or b"") + b"\n", seconds=seconds)
+    said = execution.stdout.strip()
+    if not execution.ok or execution.n_dropped:
+        raise SandboxRefusal(f"what hands messages over {end_of(execution)} {execution.stderr.strip()[:200]}")
+    return place.read_bytes(f"{WIRE}/out{LONG}") if said == AS_FILE else said.encode()
 
 
 def _whole(answer: bytes) -> bytes:
@@ -129,21 +127,25 @@ def _whole(answer: bytes) -> bytes:
         is_answer = isinstance(json.loads(answer), dict)
     except (ValueError, RecursionError):
         is_answer = False
-    return answer.rstrip(b"\n") + b"\n" if is_answer else _error("its answer can't be read")
+    return answer.replace(b"\n", b" ") if is_answer else _error("its answer can't be read")
 
 
 def _error(why: str) -> bytes:
-    return json.dumps({"error": why}).encode() + b"\n"
+    return json.dumps({"error": why}).encode()
 
 
-def _started(place: Sandbox, argv: list[str], stdin: str, seconds: float | None) -> Future[Execution]:
-    """A program that runs on a thread of its own, until it ends or its sandbox is settled."""
-    future: Future[Execution] = Future()
+def _any(*futures: Future[Any]) -> tuple[Future[Any], ...]:
+    return futures
+
+
+def _begun(call: Callable[[], _T]) -> Future[_T]:
+    """A call on a thread of its own."""
+    future: Future[_T] = Future()
 
     def run() -> None:
         try:
-            future.set_result(place.run(argv, stdin=stdin, seconds=seconds))
-        except (SandboxError, SandboxRefusal) as error:
+            future.set_result(call())
+        except BaseException as error:
             future.set_exception(error)
 
     threading.Thread(target=run, name="agenttrain-judge", daemon=True).start()

@@ -55,14 +55,8 @@ def begin(*, folder: str, hidden: list[str], plugin: Any) -> Callable[[], list[s
 
     trusted = frozenset(os.path.join(folder, path) for path in hidden)
     sys.addaudithook(_hook(folder + os.sep, os.path.join(folder, ".agenttrain-judge"), trusted, say))
-    check = _sweep(say)
-    _watch_plugins(plugin, check, say)
-
-    def finish() -> list[str]:
-        check()
-        return list(found)
-
-    return finish
+    _watch_plugins(plugin, say)
+    return lambda: list(found)
 
 
 def _hook(folder: str, harness: str, trusted: frozenset[str], say: _Say) -> Callable[[str, tuple[Any, ...]], None]:
@@ -99,7 +93,10 @@ def _hook(folder: str, harness: str, trusted: frozenset[str], say: _Say) -> Call
         elif event in at_once:
             if is_agents(caller):
                 say(f"the agent's code called {event} while it was judged")
-        elif event in ("object.__getattr__", "object.__setattr__"):
+        elif event == "object.__setattr__":
+            if args[1] in attributes and among_callers(caller):
+                say(f"the agent's code set {args[1]} of a {type(args[0]).__name__} while it was judged")
+        elif event == "object.__getattr__":
             if args[1] in attributes and is_agents(caller):
                 say(f"the agent's code reached for {args[1]} of a {type(args[0]).__name__} while it was judged")
         elif event in FILE_EVENTS:
@@ -119,24 +116,17 @@ def _path_of(argument: Any) -> str:
 
 
 def _sweep(say: _Say) -> Callable[[], None]:
-    """What looks at every watched function, and says which is no longer what it was."""
+    """What looks whether every watched function is the one that it was; what is in one can't change unseen."""
     names = [name for name in sys.modules if name in WATCHED or name.partition(".")[0] in WATCHED]
-    were = [
-        (place, holder, key, value, _inside(value)) for name in sorted(names) for place, holder, key, value in _of(name)
-    ]
-    built_in = dict(vars(builtins))
-    vars_ = vars
+    were = [(vars(holder), key, value, place) for name in sorted(names) for place, holder, key, value in _of(name)]
+    were += [(vars(builtins), key, value, f"builtins.{key}") for key, value in vars(builtins).items() if key != "_"]
 
-    def check() -> None:
-        for place, holder, key, value, inside in were:
-            now = vars_(holder).get(key)
-            if now is not value or _inside(now) != inside:
+    def sweep() -> None:
+        for where, key, value, place in were:
+            if where.get(key) is not value:
                 say(f"{place} was replaced while the agent's code was judged")
-        for key, value in built_in.items():
-            if key != "_" and vars_(builtins).get(key) is not value:
-                say(f"builtins.{key} was replaced while the agent's code was judged")
 
-    return check
+    return sweep
 
 
 def _of(name: str) -> Iterator[tuple[str, Any, str, Any]]:
@@ -151,21 +141,15 @@ def _of(name: str) -> Iterator[tuple[str, Any, str, Any]]:
                     yield f"{name}.{key}.{inner}", value, inner, each
 
 
-def _inside(value: Any) -> Any:
-    """What makes a function do what it does."""
-    function = getattr(value, "__func__", getattr(value, "fget", value))
-    if not isinstance(function, types.FunctionType):
-        return None
-    return (id(function.__code__), id(function.__defaults__), id(function.__kwdefaults__))
-
-
-def _watch_plugins(plugin: Any, check: Callable[[], None], say: _Say) -> None:
-    """Have a plugin look before each report is made, and after collection."""
-    known: list[Any] = []
+def _watch_plugins(plugin: Any, say: _Say) -> None:
+    """Have a plugin look before each report is made; what it looks at is taken when pytest has set itself up."""
+    known: dict[str, Any] = {}
 
     class Watch(type(plugin)):  # type: ignore[misc]
         def pytest_sessionstart(self, session: Any) -> None:
-            known.extend([session.config.pluginmanager.get_plugins(), list(sys.meta_path), list(sys.path_hooks)])
+            known["plugins"] = session.config.pluginmanager.get_plugins()
+            known["finders"] = [*sys.meta_path, *sys.path_hooks]
+            known["sweep"] = _sweep(say)
 
         def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
             look(item.config)
@@ -174,11 +158,14 @@ def _watch_plugins(plugin: Any, check: Callable[[], None], say: _Say) -> None:
             super().pytest_collection_finish(session)
             look(session.config)
 
+        def pytest_sessionfinish(self, session: Any) -> None:
+            look(session.config)
+
     def look(config: Any) -> None:
-        check()
-        if sys.meta_path != known[1] or sys.path_hooks != known[2]:
+        known["sweep"]()
+        if [*sys.meta_path, *sys.path_hooks] != known["finders"]:
             say("what imports modules was replaced while the agent's code was judged")
-        for each in config.pluginmanager.get_plugins() - known[0]:
+        for each in config.pluginmanager.get_plugins() - known["plugins"]:
             name = str(config.pluginmanager.get_name(each))
             if name not in ("session", "funcmanage") and not name.endswith("conftest.py"):
                 say(f"the pytest plugin {name[:80]} was put in while the agent's code was judged")

@@ -37,9 +37,8 @@ class AgentError(RuntimeError):
 class Wire:
     """Asks the other sandbox, one message at a time."""
 
-    def __init__(self, *, calls: str, answers: str) -> None:
-        self.calls, self.answers = calls, answers
-        self.number = 0
+    def __init__(self, way: wire.Way) -> None:
+        self.way = way
         self.lock = threading.RLock()
         self.handles: dict[tuple[int, int], Handle] = {}
         self.kinds: dict[tuple[int, int], type] = {}
@@ -67,9 +66,8 @@ class Wire:
     def answer(self, message: dict[str, Any]) -> dict[str, Any]:
         """The last answer to a message; functions of the test's that it asks for meanwhile are called."""
         while True:
-            wire.put(self.calls, self.number, message)
-            answer = wire.get(self.answers, self.number)
-            self.number += 1
+            self.way.put(message)
+            answer = self.way.get()
             if not isinstance(answer, dict):
                 raise self.noted(AgentError("what the agent's code answered can't be read"))
             for name in ("stdout", "stderr"):

@@ -73,12 +73,9 @@ def _joined(given: dict[str, Any]) -> Any:
     """The way to the agent's modules where they stay apart; None: they are imported here."""
     if given["apart"] is None:
         return None
-    from agenttrain.verifiers.programs import proxies
+    from agenttrain.verifiers.programs import proxies, wire
 
-    calls, answers = (os.path.join(os.path.abspath(given["folder"]), name) for name in ("calls", "answers"))
-    for folder in (calls, answers):
-        os.makedirs(folder, exist_ok=True)
-    link = proxies.Wire(calls=calls, answers=answers)
+    link = proxies.Wire(wire.Way(os.path.abspath(given["folder"])))
     sys.meta_path.insert(0, proxies.Finder(link, given["apart"]))
     return link
 

@@ -1,7 +1,7 @@
 """Values that cross between a test and the agent's code, as JSON: plain data by value, all else as a reference.
 
 Both sides use it. Reading builds exact built-in types only, whatever the other side wrote; who writes decides what a
-reference is. The way itself is files: message n is written by one side and answered by the other under the same number.
+reference is. Messages go to and fro in turn.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import builtins
 import datetime
 import json
 import os
-import time
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from decimal import Decimal
@@ -22,8 +21,10 @@ Other = Callable[[Any], Any]
 SCALARS = (type(None), bool, str, float)
 MAX_INT = 1 << 63
 MAX_DEPTH = 200
-SHORTEST_S, LONGEST_S = 0.0005, 0.01
-"""Between two looks for a message."""
+MAX_LINE = 8 << 10
+"""Characters of a message that goes through a pipe."""
+LONG, AS_FILE = ".json", '"long"'
+"""Ending of the file that holds a longer one, and what the pipe says then."""
 
 
 class WireError(Exception):
@@ -136,25 +137,27 @@ def builtin_exception(name: str) -> type[BaseException]:
     return kind if is_safe else Exception
 
 
-def put(folder: str, number: int, message: Any) -> None:
-    """Write a message whole."""
-    place = os.path.join(folder, str(number))
-    with open(place + ".new", "w", encoding="utf-8") as file:
-        file.write(json.dumps(message) + "\n")
-    os.replace(place + ".new", place)
+class Way:
+    """One side's two ends: messages go out and come in. A short one is a line in a pipe, a long one a file beside."""
 
+    def __init__(self, folder: str) -> None:
+        self.out, self.into = os.path.join(folder, "out"), os.path.join(folder, "in")
 
-def get(folder: str, number: int) -> Any:
-    """Wait for a message; it is there when its last line has ended."""
-    place, pause = os.path.join(folder, str(number)), SHORTEST_S
-    while True:
-        try:
-            with open(place, encoding="utf-8") as file:
+    def put(self, message: Any) -> None:
+        """Hand a message over; waits until it is taken."""
+        text = json.dumps(message)
+        if len(text) > MAX_LINE:
+            with open(self.out + LONG, "w", encoding="utf-8") as file:
+                file.write(text)
+            text = AS_FILE
+        with open(self.out, "w", encoding="utf-8") as pipe:
+            pipe.write(text + "\n")
+
+    def get(self) -> Any:
+        """Wait for a message."""
+        with open(self.into, encoding="utf-8") as pipe:
+            text = pipe.readline()
+        if text.strip() == AS_FILE:
+            with open(self.into + LONG, encoding="utf-8") as file:
                 text = file.read()
-        except FileNotFoundError:
-            text = ""
-        if text.endswith("\n"):
-            os.unlink(place)
-            return json.loads(text)
-        time.sleep(pause)
-        pause = min(pause * 1.5, LONGEST_S)
+        return json.loads(text)

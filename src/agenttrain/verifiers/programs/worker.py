@@ -54,23 +54,19 @@ OPERATIONS: dict[str, Call] = {
 
 
 def main() -> None:
-    """Read {"roots", "folder", "first", "generation"} from stdin and answer for good."""
+    """Read {"roots", "folder", "generation"} from stdin and answer for good."""
     given = json.loads(sys.stdin.buffer.read())
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     sys.argv = [""]
     sys.path[:1] = [os.path.abspath(root) for root in given["roots"]]
-    calls, answers = (os.path.join(os.path.abspath(given["folder"]), name) for name in ("calls", "answers"))
-    for folder in (calls, answers):
-        os.makedirs(folder, exist_ok=True)
-    Worker(calls=calls, answers=answers, first=given["first"], generation=given["generation"]).serve()
+    Worker(wire.Way(os.path.abspath(given["folder"])), generation=given["generation"]).serve()
 
 
 class Worker:
     """Answers messages one after the other; a callback turns the table until it has returned."""
 
-    def __init__(self, *, calls: str, answers: str, first: int, generation: int) -> None:
-        self.calls, self.answers = calls, answers
-        self.number = first
+    def __init__(self, way: wire.Way, *, generation: int) -> None:
+        self.way = way
         self.generation = generation
         self.objects: list[Any] = []
         self.ids: dict[int, int] = {}
@@ -81,7 +77,7 @@ class Worker:
     def serve(self) -> Any:
         """Answer until a message is the result of a callback; gives that."""
         while True:
-            message = wire.get(self.calls, self.number)
+            message = self.way.get()
             if "result" in message or "raised" in message:
                 return message
             self.say(self.outcome(message))
@@ -94,8 +90,7 @@ class Worker:
                 answer[name] = said[:MAX_SAID]
                 stream.seek(0)
                 stream.truncate()
-        wire.put(self.answers, self.number, answer)
-        self.number += 1
+        self.way.put(answer)
 
     def outcome(self, message: dict[str, Any]) -> dict[str, Any]:
         """{"value"} or {"raises"} of one operation; {"changed"}: arguments that are not what they were."""
