@@ -28,7 +28,7 @@ from agenttrain.graph.runnable import opened
 from agenttrain.records import RolloutRequest, Task
 
 REQUEST = RolloutRequest(task=Task(id="t", input={}), phase="train", step=1)
-RETRY = RetryPolicy(max_attempts=3, initial_interval=0.001, retry_on=ConnectionError)
+RETRY = RetryPolicy(max_attempts=3, initial_interval=0.001, jitter=False, retry_on=ConnectionError)
 
 
 class Service:
@@ -135,7 +135,7 @@ def test_a_tool_node_that_is_tried_again(lost: int) -> None:
     service = Service(fail_after=lost)
     builder = StateGraph(MessagesState)
     builder.add_node("tools", ToolNode([pays(service)]), retry_policy=RetryPolicy(
-        max_attempts=5, initial_interval=0.001, retry_on=ConnectionError))  # fmt: skip
+        max_attempts=5, initial_interval=0.001, jitter=False, retry_on=ConnectionError))  # fmt: skip
     builder.add_edge(START, "tools")
     state = roll(builder.compile(), input=tool_calls("c1", "c2"))
     assert [message.content for message in state["messages"][1:]] == ["A1", "A1"]

@@ -228,6 +228,7 @@ def _called(tool: BaseTool, stand_in: Callable[..., Any], args: tuple[Any, ...],
         EffectError: it doesn't take them.
     """
     given = {name: value for name, value in kwargs.items() if name not in _FILLED}
+    given |= {} if args else _defaults(tool, given)
     named = asked_for(stand_in, given, told=tool._filter_injected_args(given))
     if "config" in inspect.signature(stand_in).parameters and "config" not in given:
         named["config"] = kwargs.get("config") or ensure_config()
@@ -241,6 +242,13 @@ def _called(tool: BaseTool, stand_in: Callable[..., Any], args: tuple[Any, ...],
             )
         ) from error
     return stand_in(*args, **named)
+
+
+def _defaults(tool: BaseTool, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of arguments that were not given; langchain-core 1.0 leaves them to the tool's own function."""
+    fields: Mapping[str, Any] = getattr(tool.args_schema, "model_fields", {})
+    left = {name: field for name, field in fields.items() if name not in (*given, "args", "kwargs")}
+    return {name: each.get_default(call_default_factory=True) for name, each in left.items() if not each.is_required()}
 
 
 def asked_for(stand_in: Callable[..., Any], given: Mapping[str, Any], *, told: Mapping[str, Any]) -> dict[str, Any]:

@@ -124,7 +124,11 @@ def _check_stand_in(tool: BaseTool, stand_in: Callable[..., Any], told: set[str]
 
 def _arguments(tool: BaseTool) -> tuple[set[str], set[str]]:
     """(those that a caller gives, those that the runtime injects)."""
-    told = set(tool.args)
-    schema = tool.args_schema if isinstance(tool.args_schema, dict) else tool.get_input_schema()
+    told = _fields(tool.tool_call_schema)
+    every = _fields(tool.args_schema if isinstance(tool.args_schema, dict) else tool.get_input_schema())
+    return told, (every | set(tool._injected_args_keys)) - told
+
+
+def _fields(schema: Any) -> set[str]:
     fields = schema.get("properties", {}) if isinstance(schema, dict) else getattr(schema, "model_fields", {})
-    return told, (set(fields) | set(tool._injected_args_keys)) - told
+    return set(fields)
