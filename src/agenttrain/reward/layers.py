@@ -57,13 +57,16 @@ def reward_of(
     return Reward(score=score, parts=tuple(parts), unfinished=unfinished, closed=deciding)
 
 
-def all_outcomes_left_out(parts: Sequence[RewardPart]) -> str:
-    """The error of the first outcome, where every one was left out: nothing says whether the task was solved then.
+def unjudged(parts: Sequence[RewardPart], verifiers: Mapping[str, Part]) -> str:
+    """The error of the first outcome with a weight, where every one was left out and no gate is closed.
 
-    Empty: one was not, or there is none.
+    Nothing says what the rollout is worth then. Empty: something does.
     """
-    outcomes = [part for part in parts if part.kind == "outcome" and not is_decision(part)]
-    return outcomes[0].error if outcomes and all(part.error for part in outcomes) else ""
+    weighed = [name for name, part in verifiers.items() if part.kind == "outcome" and part.weight != 0]
+    errors = [part.error for part in parts if part.name in weighed]
+    if not errors or not all(errors) or any(part.is_closed for part in parts):
+        return ""
+    return errors[0]
 
 
 def passes(reward: Reward) -> bool:

@@ -20,7 +20,7 @@ from agenttrain.reward.answer import answer_in
 from agenttrain.reward.arguments import OF_RUNS, ask_for, bound, values_of
 from agenttrain.reward.credit import credit_in, summed
 from agenttrain.reward.langsmith import called, run_and_example
-from agenttrain.reward.layers import all_outcomes_left_out, failed, left_out, parts_of, reward_of
+from agenttrain.reward.layers import failed, left_out, parts_of, reward_of, unjudged
 from agenttrain.reward.time_limit import OutOfTime, Raised, in_time
 from agenttrain.sandbox_protocol import Sandbox
 
@@ -95,7 +95,7 @@ def score(
             said, credit = [left_out(name, part, str(error))], None
         parts += said
         credits.append(credit)
-    if why := all_outcomes_left_out(parts):
+    if why := unjudged(parts, verifiers):
         raise RewardError(f"Nothing says whether task {task.id!r} was solved: every outcome was left out. {why}")
     reward = reward_of(parts, verifiers, credit=summed(credits), unfinished=unfinished)
     if failure is not None:
