@@ -193,7 +193,7 @@ def roll_graph(
     task = Task(id="task", input=input or {"messages": [{"role": "user", "content": "go"}]}, context=context)
     try:
         with open_runner(
-            config, loaded, renderer=renderer, store=store, plugins=Plugins.load(only=""), model_name="tiny"
+            config, loaded, renderer=renderer, store=store, plugins=Plugins.load(only="sandbox"), model_name="tiny"
         ) as runner:
             results = tuple(
                 runner.run(RolloutRequest(task=task, phase="train", step=1, sibling=i, seed=7), engine)

@@ -6,6 +6,7 @@ nothing of how a backend works.
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -80,6 +81,7 @@ class SandboxMaker:
         named = self.table.backend or self.spec.backend
         allowed = {*self.spec.allow_unenforced, *self.table.allow_unenforced}
         refused: list[str] = []
+        lacking: list[str] = []
         for name in (named,) if named else BEST_FIRST:
             backend = self.backend_of(name)
             try:
@@ -90,10 +92,12 @@ class SandboxMaker:
             if not missing:
                 return backend
             refused.append(f"{name}: does not enforce {', '.join(missing)} here")
+            lacking = lacking or missing
+        allow = f", or allow it: --set 'sandbox.allow_unenforced={json.dumps(lacking)}'" if lacking else ""
         raise SandboxError(
-            f"No sandbox can be made as sandbox= of @trainable asks. {'; '.join(refused)}. Name another backend "
-            "(--set sandbox.backend=docker), or allow what is missing by name: "
-            "--set 'sandbox.allow_unenforced=[\"network\"]'."
+            "No sandbox can be made as sandbox= of @trainable asks. "
+            f"{'. '.join(each.rstrip('.') for each in refused)}. "
+            f"Name a backend that can (--set sandbox.backend=…; agenttrain doctor tells what this machine has){allow}."
         )
 
     def _template(self, template: str | None) -> Mapping[str, SandboxFile]:
