@@ -23,6 +23,8 @@ def place_of(root: str, path: str) -> str:
     Raises:
         Refusal: it leads out of the working directory.
     """
+    if path == ".":
+        return root
     if "\0" in path:
         raise Refusal(f"{path!r} is no path.")
     resolved = os.path.realpath(os.path.join(root, path))

@@ -63,11 +63,3 @@ def memory_of(pid: int) -> int:
     except OSError:
         return 0
     return sum(int(value.split()[0]) for value in lines.values()) * 1024
-
-
-def wait_for(pid: int) -> None:
-    """Until a child has ended."""
-    try:
-        os.waitpid(pid, 0)
-    except ChildProcessError:
-        pass

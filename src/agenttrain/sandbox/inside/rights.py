@@ -56,8 +56,9 @@ def load_filter(program: bytes) -> None:
 def become_first_to_end() -> None:
     """Where memory runs out, this process ends before the sandbox's first one."""
     try:
-        with open("/proc/self/oom_score_adj", "w") as file:
-            file.write("500")
+        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+        os.write(fd, b"500")
+        os.close(fd)
     except OSError:
         pass
 

@@ -14,9 +14,9 @@ from functools import partial
 from typing import Any, NoReturn
 
 from .files import Refusal, file_work, place_of, walk, why
-from .frames import CHUNK, HEAD, Header, frame, read_all_there_is, read_exactly, read_frame, write_all
+from .frames import CHUNK, HEAD, Header, frame, read_all_there_is, read_frame, write_all
 from .job import Job
-from .processes import end_all, family, memory_of, processes, wait_for
+from .processes import end_all, family, memory_of, processes
 from .rights import (
     NOFILE,
     become_first_to_end,
@@ -46,6 +46,7 @@ class Server:
         self.background: dict[int, Job] = {}
         """Outputs of programs that have ended, which something that they left may still write to; read and dropped."""
         self.poll = select.poll()
+        self.ends = ""
 
     def serve(self) -> None:
         """Answer frames until the other side is gone."""
@@ -154,17 +155,9 @@ class Server:
             self.become_program(header, (in_read, out_write, err_write), why_write)
         for fd in (in_read, out_write, err_write, why_write):
             os.close(fd)
-        refused = read_exactly(why_read, 1 << 12)
-        os.close(why_read)
-        if refused:
-            for fd in (in_write, out_read, err_read):
-                os.close(fd)
-            wait_for(pid)
-            self.refuse_program(header, json.loads(refused))
-            return
         job = Job(header, pid, began + header["seconds"], int(self.limits["output_kib"] * 1024))
         self.jobs[pid] = job
-        for fd in (out_read, err_read):
+        for fd in (out_read, err_read, why_read):
             self.follow(job, fd)
         job.stdin, job.stdin_fd = memoryview(stdin), in_write
         os.set_blocking(in_write, False)
@@ -178,7 +171,7 @@ class Server:
         self.poll.register(fd, select.POLLIN)
 
     def become_program(self, header: Header, fds: tuple[int, int, int], why_write: int) -> NoReturn:
-        """In the new process: take the sandbox's rights and become the program."""
+        """In the new process: take the sandbox's rights and become the program; what prevents it goes to a pipe."""
         stage = "rights"
         try:
             os.setsid()
@@ -187,6 +180,8 @@ class Server:
             os.dup2(why_write, 3)
             os.set_inheritable(3, False)
             os.closerange(4, NOFILE_MOST)
+            if self.watches_memory:
+                set_limit(resource.RLIMIT_DATA, int(self.limits["memory_mib"] * (1 << 20)))
             self.take_rights()
             os.umask(0o022)
             stage = "folder"
@@ -208,14 +203,14 @@ class Server:
     def take_rights(self) -> None:
         """Those of programs inside: another user where there is one, and the limits of one process."""
         limits = self.limits
+        become_first_to_end()
         set_limit(resource.RLIMIT_NOFILE, NOFILE)
         set_limit(resource.RLIMIT_FSIZE, int(limits["disk_mib"] * (1 << 20)))
-        set_limit(resource.RLIMIT_DATA, int(limits["memory_mib"] * (1 << 20)))
         if self.user is not None:
             become_user(*self.user)
         if self.ends != "tree":  # the kernel counts a user's processes, and a "tree" shares its user with others
-            set_limit(resource.RLIMIT_NPROC, int(limits["processes"]))
-        become_first_to_end()
+            of_first = 0 if self.user is not None else 1
+            set_limit(resource.RLIMIT_NPROC, int(limits["processes"]) + of_first)
 
     def refuse_program(self, header: Header, reason: list[Any]) -> None:
         """Say why a program could not begin."""
@@ -304,16 +299,15 @@ class Server:
             self.finish_files(job)
 
     def finish_program(self, job: Job, exit_code: int) -> None:
-        """Say how a program ended."""
-        for fd in job.outputs:
-            self.background[fd] = job
-        while len(self.background) > MANY_BACKGROUND_PIPES:
-            fd = next(iter(self.background))
-            self.forget(fd)
-            del self.background[fd]
+        """Say how a program ended, or why it never began."""
+        out, err, reason = (b"".join(kept) for kept in job.kept)
+        job.kept, job.most = [], 0
+        self.leave(job)
+        if reason:
+            self.refuse_program(job.header, json.loads(reason))
+            return
         if exit_code == -signal.SIGXFSZ and not job.ended_by:
             job.ended_by = "disk_mib"
-        out, err = (b"".join(kept) for kept in job.kept)
         answer = {
             "exit_code": None if job.ended_by else exit_code,
             "ended_by": job.ended_by,
@@ -321,9 +315,16 @@ class Server:
             "n_dropped": job.n_dropped,
             "n_stdout": len(out),
         }
-        job.kept = []
-        job.most = 0
         self.answer(job.header, answer, out + err)
+
+    def leave(self, job: Job) -> None:
+        """Let what a program left go on writing to its outputs, and read that no more than need be."""
+        for fd in job.outputs:
+            self.background[fd] = job
+        while len(self.background) > MANY_BACKGROUND_PIPES:
+            fd = next(iter(self.background))
+            self.forget(fd)
+            del self.background[fd]
 
     # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -433,19 +434,30 @@ class Server:
                     os.kill(-1, signal.SIGKILL)
             finally:
                 os._exit(0)
+        wait_for(pid)
+
+    def end_for_good(self) -> None:
+        """Leave nothing running, and answer nobody."""
+        if self.ends:
+            self.jobs.clear()
+            self.end_and_wait()
 
     def settle(self, header: Header) -> None:
         """Leave nothing running; all jobs under way are answered first."""
+        self.end_and_wait()
+        self.answer(header, {})
+
+    def end_and_wait(self) -> None:
+        """End every other process until there is none."""
         while True:
             self.end_everything()
             try:
                 pid, status = os.waitpid(-1, 0)
             except ChildProcessError:
-                break
+                return
             job = self.jobs.pop(pid, None)
             if job is not None:
                 self.finish(job, os.waitstatus_to_exitcode(status))
-        self.answer(header, {})
 
 
 def too_many(header: Header) -> Header:
@@ -456,10 +468,9 @@ def too_many(header: Header) -> Header:
 
 
 def serve(fd_in: int, fd_out: int) -> None:
-    """Serve one sandbox; returns when its other side is gone."""
+    """Serve one sandbox; returns when its other side is gone and nothing is left inside."""
     server = Server(fd_in, fd_out)
     try:
         server.serve()
     finally:
-        if getattr(server, "ends", "namespace") != "namespace":
-            server.end_everything()
+        server.end_for_good()

@@ -1,4 +1,4 @@
-"""A child of the starter becomes two: one makes the namespaces and the room and ends, the other is the first in them.
+"""A child of the starter becomes two: one makes the namespaces and ends, the other is the first in them.
 
 With the rights of root, the room is made by root and owned by the machine, and the first process then goes into a user
 namespace of two users of its own: itself, and the one that programs run as. Without, all are the caller's one user.
@@ -40,21 +40,16 @@ _NO_MORE = ("max_user_namespaces", "max_mnt_namespaces", "max_pid_namespaces", "
 
 def give_birth(request: Request, fd: int, serve: Serve) -> None:
     """Make namespaces and their first process, and tell its id over the socket; returns in the process that ends."""
-    for folder in request["groups"]:
-        with open(f"{folder}/cgroup.procs", "w") as file:
-            file.write("0")
+    groups = [os.open(f"{folder}/cgroup.procs", os.O_WRONLY) for folder in request["groups"]]
     network = 0 if request["network"] else CLONE_NEWNET
     host_proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
     users = request["users"]
     if users:
         unshare(_NAMESPACES | network)
-        room.build(request["room"], (users + 1, users + 1))
     else:
         own = os.getuid(), os.getgid()
         unshare(_NAMESPACES | network | CLONE_NEWUSER)
         map_one_user(*own)
-        room.build(request["room"], (PROGRAM_USER, PROGRAM_USER))
-    socket.sethostname("sandbox")
     from_first, to_parent = os.pipe()
     from_parent, to_first = os.pipe()
     pid = os.fork()
@@ -63,6 +58,8 @@ def give_birth(request: Request, fd: int, serve: Serve) -> None:
         os.close(to_first)
         become_first(request, fd, serve, (from_parent, to_parent))
     os.close(to_parent)
+    for group in groups:  # takes milliseconds, while the other builds the room
+        os.write(group, str(pid).encode())
     if os.read(from_first, 1) and users:
         map_two_users(host_proc, pid, users)
     tell(fd, {"id": 0, "pid": pid})
@@ -72,9 +69,12 @@ def give_birth(request: Request, fd: int, serve: Serve) -> None:
 def become_first(request: Request, fd: int, serve: Serve, pipes: tuple[int, int]) -> None:
     """Enter the room, lay down all rights but those over programs inside, and serve."""
     from_parent, to_parent = pipes
+    owner = request["users"] + 1 if request["users"] else PROGRAM_USER
     try:
-        handle = room.enter()
         os.setsid()
+        socket.sethostname("sandbox")
+        room.build(request["room"], (owner, owner))
+        handle = room.enter()
         if request["users"]:
             unshare(CLONE_NEWUSER)
         os.write(to_parent, b".")

@@ -100,7 +100,6 @@ def add_disk(room: Room, owner: tuple[int, int]) -> None:
         os.mkdir(f"/disk/{name}", 0o700)
         os.chown(f"/disk/{name}", *owner)
         mount(f"/disk/{name}", f"/newroot{target}", flags=MS_BIND)
-    unmount("/disk")
 
 
 def enter() -> int:
@@ -112,10 +111,9 @@ def enter() -> int:
         if os.path.exists(place):
             mount(place, place, flags=MS_BIND | MS_REC)
             set_attributes(place, MOUNT_ATTR_RDONLY, below=True)
-    unmount("/oldroot")
     os.chdir("/newroot")
     pivot_root(".", ".")
-    unmount(".")
+    unmount(".")  # what was the root until now, with the machine in it
     os.chdir("/")
     set_attributes("/", _READ_ONLY, below=False)
     return handle
