@@ -18,7 +18,7 @@ from agenttrain import telemetry
 from agenttrain.alarms import Alarm, engine_alarms, escape_alarms, evaluation_alarms, plugin_alarms
 from agenttrain.capture.store import SqliteStore, read_store
 from agenttrain.errors import RoleError, TrainerError
-from agenttrain.figures import cpu_seconds, replaced_model
+from agenttrain.figures import cpu_seconds, external_calls, replaced_model
 from agenttrain.part import Part
 from agenttrain.pool import RolloutPool
 from agenttrain.prepare import Job, n_parameters, provenance
@@ -89,6 +89,7 @@ def evaluate(job: Job, run: RunFolder, *, watcher: Watcher) -> dict[str, Any]:
 
 
 def _facts(job: Job, run: RunFolder, engine: Engine | None) -> RunFacts:
+    view = read_store(run.rollouts)
     return RunFacts(
         run_id=run.id,
         graph=job.loaded.name,
@@ -97,9 +98,10 @@ def _facts(job: Job, run: RunFolder, engine: Engine | None) -> RunFacts:
         seed=job.config.seed,
         base=str(job.model) if job.model is not None else "as-is",
         n_parameters=n_parameters(job.model) if job.model is not None else 0,
-        replaces=replaced_model(read_store(run.rollouts)),
+        replaces=replaced_model(view),
         n_train=len(job.train),
         n_held_out=len(job.held_out),
+        external_calls=external_calls(view, job.tools),
     )
 
 

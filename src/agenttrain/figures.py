@@ -17,6 +17,7 @@ from agenttrain.records import NOT_ADMITTED, Reward, Rollout, RolloutResult, Tur
 from agenttrain.reward.balance import means, safety_violations
 from agenttrain.reward.status import may_train
 from agenttrain.sample.account import drifted, token_account
+from agenttrain.tool_spec import Declared, External
 from agenttrain.trajectory.prefix_breaks import prefix_breaks, respelled_turns
 
 LOOKED_AT = 50
@@ -47,6 +48,13 @@ def rollout_metrics(results: Sequence[RolloutResult]) -> dict[str, float]:
         "rollouts_without_trained_call": sum(ok and not has for ok, has in zip(usable, called, strict=True)),
         **_part_metrics(rewards),
     }
+
+
+def external_calls(view: StoreView, tools: Mapping[str, Declared]) -> dict[str, int] | None:
+    """External tool to how often it really ran, over every rollout of a run. None: none is permitted to."""
+    permitted = sorted(name for name, what in tools.items() if isinstance(what, External) and what.permitted)
+    made = view.rollouts() if permitted else ()
+    return {name: sum(each.tools_run.get(name, 0) for each in made) for name in permitted} or None
 
 
 def _part_metrics(rewards: Sequence[Reward]) -> dict[str, float]:

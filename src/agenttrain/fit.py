@@ -48,6 +48,7 @@ from agenttrain.evaluation import (
     rolled_out,
 )
 from agenttrain.figures import (
+    external_calls,
     replaced_model,
     rollout_metrics,
     summed,
@@ -458,6 +459,7 @@ class Fit:
             replaces=replaced_model(view),
             n_train=len(job.train),
             n_held_out=len(job.held_out),
+            external_calls=external_calls(view, job.tools),
         )
 
 

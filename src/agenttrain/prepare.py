@@ -36,6 +36,7 @@ from agenttrain.reward.score import check_verifiers
 from agenttrain.rollout import sandbox_maker
 from agenttrain.sandbox.making import SandboxMaker
 from agenttrain.tasks import check_against_schema, few_tasks_warning, read_tasks, split_tasks
+from agenttrain.tool_spec import Declared
 from agenttrain.trainable import Trainable
 from agenttrain.trainer.algorithms import chosen, with_algorithm
 
@@ -72,6 +73,11 @@ class Job:
     def name(self) -> str:
         """A short name for runs/: the folder of graph.py."""
         return self.loaded.file.parent.name or self.loaded.name
+
+    @property
+    def tools(self) -> Mapping[str, Declared]:
+        """What is declared of the graph's tools."""
+        return self.loaded.trainable.tools if self.loaded.trainable is not None else {}
 
 
 def prepare(

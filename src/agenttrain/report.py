@@ -37,6 +37,8 @@ class RunFacts:
     """None: nothing is trained."""
     adapter: Mapping[str, Any] | None = None
     """Settings of what is trained beside a frozen base. None: the model's own weights are."""
+    external_calls: Mapping[str, int] | None = None
+    """External tool to how often it really ran in the run's rollouts. None: none is permitted to."""
 
 
 def fit_report(
@@ -143,6 +145,7 @@ def fit_text(report: Mapping[str, Any]) -> str:
         f"+ dropped {tokens['dropped']:,}; drifted {tokens['drifted']}",
         *(f"  - dropped {count:,}: {cause}" for cause, count in sorted(tokens["dropped_by_cause"].items())),
         *_history_lines(tokens["prefix_breaks"], tokens.get("respelled", {})),
+        *_external_lines(report.get("external_calls", {})),
         f"- log probability, engine against trainer: mean {gap['mean']:.1e}, max {gap['max']:.1e}",
         f"- {wall['total']:.0f} s: rollouts {wall['rollout']:.0f}, training {wall['train']:.0f}, "
         f"evaluation {wall['evaluate']:.0f}, publishing {wall['sync']:.1f}",
@@ -164,6 +167,12 @@ def _history_lines(breaks: Mapping[str, int], respelled: Mapping[str, int]) -> l
     return lines
 
 
+def _external_lines(calls: Mapping[str, int]) -> list[str]:
+    """What rollouts did to the world, as they were permitted to."""
+    said = ", ".join(f"{name} {n:,}" for name, n in calls.items())
+    return [f"- external tools that really ran: {said}"] if said else []
+
+
 def eval_text(report: Mapping[str, Any]) -> str:
     """report.md of an eval."""
     result = report["result"]
@@ -175,6 +184,7 @@ def eval_text(report: Mapping[str, Any]) -> str:
         *(f"| {label} | {_number(result[key])} |" for key, label in (*_SHOWN, *_gates(result))),
         "",
         *parts_lines({"": result.get("reward_parts", {})}),
+        *_external_lines(report.get("external_calls", {})),
         *_alarm_lines(report["alarms"]),
     ]
     return "\n".join(lines).rstrip() + "\n"
@@ -223,6 +233,7 @@ def _head(facts: RunFacts) -> dict[str, Any]:
         "seed": facts.seed,
         "model": _model(facts),
         "tasks": {"train": facts.n_train, "held_out": facts.n_held_out},
+        **({} if facts.external_calls is None else {"external_calls": dict(facts.external_calls)}),
     }
 
 

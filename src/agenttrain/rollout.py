@@ -28,6 +28,7 @@ from agenttrain.graph.roles import RoleBook
 from agenttrain.graph.run import GraphEnding, is_about_tool, run_graph
 from agenttrain.graph.runnable import RunnableGraph
 from agenttrain.graph.spans import tool_spans
+from agenttrain.graph.tools import tools_of, unseen_stand_ins
 from agenttrain.plugins import Plugins
 from agenttrain.protocols import Engine, Renderer, TurnStore
 from agenttrain.records import (
@@ -52,8 +53,8 @@ from agenttrain.sandbox.making import SandboxMaker
 from agenttrain.sandbox_protocol import Sandbox
 from agenttrain.telemetry.content import captures_content
 from agenttrain.telemetry.names import CAPTURE_CONTENT_VARIABLE
-from agenttrain.trainable import Part, Trainable, current_sandbox_is, current_task_is
 from agenttrain.tool_spec import Declared
+from agenttrain.trainable import Part, Trainable, current_sandbox_is, current_task_is
 from agenttrain.trajectory.tree import trajectories
 
 SUPERSTEPS_PER_TURN = 8
@@ -77,6 +78,8 @@ class Runner:
     """None: the graph has no sandbox."""
     run_id: str = ""
     """Of the run that the rollouts belong to, the same in each of its lives; empty in none."""
+    unseen_tools: frozenset[str] = frozenset()
+    """External tools with a stand-in that were not found in the graph."""
     captures_content: bool = False
     """Whether prompts, completions and what tools got and gave stand on spans."""
     trace_context: Mapping[str, str] = field(default_factory=dict)
@@ -110,7 +113,7 @@ class Runner:
                 life=request.life,
                 run=self.trace_context,
             ) as span,
-            effects_of(request, self.tools, run_id=self.run_id) as effects,
+            effects_of(request, self.tools, run_id=self.run_id, unseen=self.unseen_tools) as effects,
         ):
             flight = self._take_off(request, engine, effects)
             try:
@@ -426,6 +429,7 @@ def open_runner(
             model_name=model_name,
             sandboxes=sandbox_maker(config, loaded, plugins),
             run_id=run_id,
+            unseen_tools=unseen_stand_ins(noted.tools, tools_of(graph)) if noted and noted.tools else frozenset(),
             captures_content=captures_content(environment(CAPTURE_CONTENT_VARIABLE)),
             trace_context=telemetry.trace_context(),
         )

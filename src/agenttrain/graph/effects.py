@@ -18,7 +18,7 @@ import functools
 import inspect
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,8 +41,9 @@ _FILLED = ("run_manager", "config", "callbacks")
 class Effects:
     """The tools of one rollout: what is declared of them, and what ran."""
 
-    def __init__(self, tools: Mapping[str, Declared], calls: CountedCalls) -> None:
+    def __init__(self, tools: Mapping[str, Declared], calls: CountedCalls, unseen: Collection[str] = ()) -> None:
         self.tools = tools
+        self.unseen = unseen
         self.calls = calls
         self._ran = Counter[str]()
         self._stood_in = Counter[str]()
@@ -99,9 +100,16 @@ def open_effects(tools: Mapping[str, Declared]) -> Iterator[None]:
 
 
 @contextmanager
-def effects_of(request: RolloutRequest, tools: Mapping[str, Declared], *, run_id: str) -> Iterator[Effects]:
-    """One rollout: the block, and tasks and context-copying threads begun there, may do what is declared."""
-    effects = Effects(tools, CountedCalls(request, run_id=run_id))
+def effects_of(
+    request: RolloutRequest, tools: Mapping[str, Declared], *, run_id: str, unseen: Collection[str] = ()
+) -> Iterator[Effects]:
+    """One rollout: the block, and tasks and context-copying threads begun there, may do what is declared.
+
+    Args:
+        unseen: names of tools with a stand-in that were not found in the graph. Where there is one, a tool of which
+            nothing is declared may be the one that was meant, and doesn't run.
+    """
+    effects = Effects(tools, CountedCalls(request, run_id=run_id), unseen)
     token = _effects.set(effects)
     try:
         with counted_calls(effects.calls):
@@ -159,6 +167,8 @@ def _admitted(tool: BaseTool, tool_input: Any, key: str) -> tuple[BaseTool, Any]
         _refuse_escape(tool.name)
         return tool, tool_input
     external = effects.external(tool.name)
+    if effects.unseen and tool.name not in effects.tools:
+        raise keep_refusal(_maybe_meant(tool.name, effects.unseen))
     if external is None:
         effects.count(tool.name)
         return tool, tool_input
@@ -173,6 +183,14 @@ def _admitted(tool: BaseTool, tool_input: Any, key: str) -> tuple[BaseTool, Any]
         tool_input = _with_key(tool, tool_input, external.key_argument, key)
     effects.count(tool.name)
     return (tool if external.stand_in is None else _exchanged(tool, external.stand_in)), tool_input
+
+
+def _maybe_meant(name: str, unseen: Collection[str]) -> EffectError:
+    return EffectError(
+        f"The tool {name!r} is called, of which nothing is declared, and of what is declared external no tool is seen "
+        f"that is named {' or '.join(map(repr, sorted(unseen)))}: it may be meant, so it does not run. "
+        f"Correct the name in tools= of @trainable, or declare {name!r} too."
+    )
 
 
 def _with_key(tool: BaseTool, tool_input: Any, argument: str, key: str) -> dict[str, Any]:

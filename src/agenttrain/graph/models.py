@@ -10,6 +10,7 @@ import functools
 import inspect
 from collections import deque
 from collections.abc import Iterator, Mapping
+from types import CodeType
 from typing import Any
 
 from langchain_core.language_models.chat_models import BaseChatModel
@@ -109,6 +110,11 @@ def _function_parts(function: Any) -> list[Any]:
             parts.append(cell.cell_contents)
         except ValueError:
             continue
-    names = function.__code__.co_names
-    parts += [function.__globals__[name] for name in names if name in function.__globals__]
+    parts += [function.__globals__[name] for name in _names(function.__code__) if name in function.__globals__]
     return parts
+
+
+def _names(code: CodeType) -> list[str]:
+    """Those that a function's code and the functions, lambdas and comprehensions written in it name."""
+    within = [name for const in code.co_consts if isinstance(const, CodeType) for name in _names(const)]
+    return list(dict.fromkeys([*code.co_names, *within]))

@@ -37,6 +37,12 @@ def undeclared_tools(declared: Mapping[str, Declared], names: Sequence[str]) -> 
     return tuple(name for name in names if name not in declared)
 
 
+def unseen_stand_ins(declared: Mapping[str, Declared], tools: Tools) -> frozenset[str]:
+    """Names of external tools with a stand-in that no tool has so far."""
+    external = (name for name, what in declared.items() if isinstance(what, External) and not what.permitted)
+    return frozenset(name for name in external if name not in tools)
+
+
 def check_declared(declared: Mapping[str, Declared], tools: Tools) -> tuple[str, ...]:
     """Refuse, before anything runs, what can't be true of the tools that are seen.
 
