@@ -123,9 +123,10 @@ class _Judges:
 
     def takes(self, path: str) -> bool:
         """Whether a file is the agent's to give."""
-        if path in self.hidden or "__pycache__" in path.split("/") or not matches(path, self.include):
-            return False
-        return path in self.include or not self.concern(path)
+        if path in self.hidden or path in self.include:
+            return path not in self.hidden
+        is_compiled = "__pycache__" in path.split("/") or path.endswith((".pyc", ".pyo"))
+        return matches(path, self.include) and not is_compiled and not self.concern(path)
 
     def concern(self, path: str) -> str:
         """What a file has to do with judging, in words; empty: nothing."""
@@ -162,7 +163,9 @@ def _tampering(
         elif what := _suspicion(path, was, now, judges):
             lines.append(plain_text(f"{path} was {_change(was, now)}: {what}"))
     del n_by_git_part[""]
-    lines += [f"the {part} of the git repository was changed ({n} files)" for part, n in n_by_git_part.items()]
+    lines += [
+        f"{part} of the git repository changed: {n} file{'s' if n > 1 else ''}" for part, n in n_by_git_part.items()
+    ]
     more = len(lines) - MAX_REPORTED
     return (*lines[:MAX_REPORTED], f"and {more} more") if more > 0 else tuple(lines)
 
