@@ -4,6 +4,7 @@
     TrainerContract    steps, an account of every rollout, resume     trainer_contract
     VerifierContract   a score, the same twice, on any state          verifier_contract
     RendererContract   messages to ids, ids to messages               renderer_contract
+    SandboxBackendContract  files, runs, limits, boundaries, leaks    sandbox_contract
     ScenarioContract   27 scenarios of agents on a user's own model   scenarios
     tiny_model         a Hugging Face folder, made in a second        small_model
     toy_project        graph.py, tasks.jsonl and agenttrain.toml      toy
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from agenttrain.testing.engine_contract import EngineContract
     from agenttrain.testing.odd_ones import OddOnes
     from agenttrain.testing.renderer_contract import RendererContract
+    from agenttrain.testing.sandbox_contract import SandboxBackendContract
     from agenttrain.testing.scenarios import ScenarioContract
     from agenttrain.testing.small_model import tiny_model
     from agenttrain.testing.toy import ToyProject, ToyRun, toy_project
@@ -44,6 +46,7 @@ __all__ = [
     "EngineContract",
     "OddOnes",
     "RendererContract",
+    "SandboxBackendContract",
     "ScenarioContract",
     "ToyProject",
     "ToyRun",
@@ -58,6 +61,7 @@ _homes = {
     "EngineContract": "engine_contract",
     "OddOnes": "odd_ones",
     "RendererContract": "renderer_contract",
+    "SandboxBackendContract": "sandbox_contract",
     "ScenarioContract": "scenarios",
     "ToyProject": "toy",
     "ToyRun": "toy",
