@@ -79,7 +79,8 @@ class SubprocessBackend:
             made.callback(_remove_all_of, folder, uid)
             if uid is not None:
                 made.callback(uids.end_user, uid)
-            launched = launch((sys.executable, "-I", "-S", str(INSIDE)), request, made, env={})
+            lock = (own.lock.fileno(),) if own is not None else ()
+            launched = launch((sys.executable, "-I", "-S", str(INSIDE)), request, made, env={}, pass_fds=lock)
             begin = self._begin(request, folder, uid, watch_memory=launched.group is None)
             served = launched.begun(request, begin)
             release = made.pop_all()

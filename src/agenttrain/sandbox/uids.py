@@ -29,6 +29,8 @@ class Lease:
 
     uid: int
     lock: socket.socket
+    """The id stays taken while any process has it open, so that a sandbox's first process, which ends all of its user,
+    is given it too and never outlives the lease."""
 
     def close(self) -> None:
         """Give it back; nothing of it may run any more."""

@@ -434,7 +434,7 @@ class Server:
                     os.kill(-1, signal.SIGKILL)
             finally:
                 os._exit(0)
-        wait_for(pid)
+        os.waitpid(pid, 0)
 
     def end_for_good(self) -> None:
         """Leave nothing running, and answer nobody."""
