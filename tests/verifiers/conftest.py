@@ -15,7 +15,7 @@ def judged() -> Callable[..., dict[str, Any]]:
 
     def answer(verifier, initial, written=None, reference=None, limits=None) -> dict[str, Any]:
         task = Task(id="repair-1", input={}, reference=reference)
-        spec = SandboxSpec(files=initial, limits=limits or SandboxLimits())
+        spec = SandboxSpec(files=initial, limits=limits or SandboxLimits(seconds=60.0))
         try:
             opened = open_sandbox(spec)
             sandbox = opened.__enter__()

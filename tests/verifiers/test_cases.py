@@ -116,23 +116,20 @@ def test_a_case_that_hangs_fails_alone(judged):
     """Its own time is over; those after it are asked."""
     code = "def add(a, b):\n    while a == 1 and b == 2: pass\n    return a + b\n"
 
-    answer = judged(hidden_cases(strict=False, case_seconds=0.2), BROKEN, {"shop.py": code}, CASES)
+    answer = judged(hidden_cases(strict=False, case_seconds=1.0), BROKEN, {"shop.py": code}, CASES)
 
-    assert reasons(answer) == ["it took more than 0.2 s", "", ""]
+    assert reasons(answer) == ["it took more than 1 s", "", ""]
 
 
 def test_code_that_takes_the_alarm_away_has_used_up_the_time(judged):
-    """The time of all cases ends it, and nothing is left for the others."""
+    """The time of all cases ends it, and none passes."""
     code = "import signal\ndef add(a, b):\n    signal.setitimer(signal.ITIMER_REAL, 0)\n    while True: pass\n"
 
     answer = judged(hidden_cases(seconds=0.5, case_seconds=0.2), BROKEN, {"shop.py": code}, CASES)
 
     assert answer["score"] == 0.0
-    assert reasons(answer) == [
-        "the process was ended by its limit of seconds before it was done",
-        "there was no time left for it",
-        "there was no time left for it",
-    ]
+    assert reasons(answer)[0] == "the process was ended by its limit of seconds before it was done"
+    assert [check["passed"] for check in answer["evidence"]["checks"]] == [False, False, False]
 
 
 def test_too_much_memory_is_the_agents_failure(judged):

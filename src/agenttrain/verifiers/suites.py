@@ -185,7 +185,7 @@ class Suite:
             relay = Relay(tests=ours, agents=theirs, roots=self.roots, call_seconds=self.call_seconds)
             execution = relay.run(given, seconds=self.seconds)
             results = _results(ours, execution, given["nonce"])
-        self._refuse_broken(results, under_test)
+        self._refuse_broken(results, under_test, hidden)
         ids = self.expected or results.written.get("ids") or ()
         return self._answer(results, submission, _complete(ids, names))
 
@@ -214,7 +214,7 @@ class Suite:
             with own.fresh({**laid_over(own.initial, hidden), **self._harness()}, limits=self.limits) as place:
                 execution = place.run(program_argv("tests"), stdin=json.dumps(given), seconds=self.seconds)
                 results = _results(place, execution, given["nonce"])
-            self._refuse_broken(results, self._modules(own.initial))
+            self._refuse_broken(results, self._modules(own.initial), hidden)
             if len(self._ids) >= MAX_COLLECTIONS:
                 self._ids.clear()
             self._ids[key] = () if results.errors else tuple(results.written.get("ids", ()))
@@ -249,7 +249,7 @@ class Suite:
     def _harness(self) -> dict[str, SandboxFile]:
         return {**harness_files(*PROGRAMS), INI: SandboxFile(data=b"[pytest]\n")}
 
-    def _refuse_broken(self, results: Results, under_test: set[str]) -> None:
+    def _refuse_broken(self, results: Results, under_test: set[str], hidden: Mapping[str, SandboxFile]) -> None:
         """Refuse a suite that can't run whatever the agent wrote.
 
         Raises:
@@ -263,13 +263,14 @@ class Suite:
             )
         for error in results.errors:
             missing = (error["missing"] or "").partition(".")[0]
-            is_ours = (missing and missing not in under_test) or error["wrong_syntax"]
-            if is_ours and not error["crossed"]:
+            is_of_suite = not error["at"] or error["at"] in hidden or _is_test(error["at"])
+            if missing and missing not in under_test and is_of_suite and not error["crossed"]:
                 raise RewardError(
-                    f"{NAME} can't import {error['where']}: {error['text']} Mend the hidden files; name a module that "
+                    f"{NAME} can't import {error['where']}: {error['text']}. Mend the hidden files; name a module that "
                     f"the agent is to write by modules=[{missing!r}]."
                 )
-        if written.get("exit_code") in (3, 4):
+        is_conftest = "while loading conftest" in output
+        if written.get("exit_code") in (3, 4) and not written["crossed"] and not is_conftest:
             raise RewardError(f"{NAME} could not run pytest (exit code {written['exit_code']}): {output}")
         if written.get("exit_code") == 5 and not results.errors:
             raise RewardError(f"{NAME} found no test in its hidden files. {output}")

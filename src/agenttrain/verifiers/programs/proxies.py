@@ -329,26 +329,32 @@ for _name in ("lt", "le", "gt", "ge"):
 class ProxyModule(ModuleType):
     """A module of the agent's; its attributes are asked for each time."""
 
+    _agenttrain_wire: Wire
+
     def __init__(self, name: str, link: Wire) -> None:
         super().__init__(name)
-        self.__dict__["_agenttrain_wire"] = link
+        ModuleType.__setattr__(self, "_agenttrain_wire", link)
+
+    @property
+    def __dict__(self) -> None:  # type: ignore[override]
+        """None here; pytest 9.2's monkeypatch would undo by what it finds in it."""
+
+    def _agenttrain_ask(self, op: str, name: str, *args: Any) -> Any:
+        return self._agenttrain_wire.ask(op, ["module", self.__name__], args=args, name=name)
 
     def __getattr__(self, name: str) -> Any:
         if not _is_asked_for(name):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        return self.__dict__["_agenttrain_wire"].ask("get", ["module", self.__name__], name=name)
+        return self._agenttrain_ask("get", name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in LOCAL or isinstance(value, ModuleType):
             super().__setattr__(name, value)
         else:
-            self.__dict__["_agenttrain_wire"].ask("set", ["module", self.__name__], args=[value], name=name)
+            self._agenttrain_ask("set", name, value)
 
     def __delattr__(self, name: str) -> None:
-        if name in self.__dict__:
-            super().__delattr__(name)
-        else:
-            self.__dict__["_agenttrain_wire"].ask("delete", ["module", self.__name__], name=name)
+        self._agenttrain_ask("delete", name)
 
 
 class Finder:
@@ -361,7 +367,10 @@ class Finder:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name.partition(".")[0] not in self.names:
             return None
-        about = self.link.ask("import", module=name)
+        try:
+            about = self.link.ask("import", module=name)
+        except SystemExit as error:  # pytest would end
+            raise self.link.noted(ImportError(f"{name} ended its process: SystemExit: {error}", name=name)) from error
         self.about[name] = about if isinstance(about, dict) else {}
         return ModuleSpec(name, self, origin="the agent's sandbox", is_package=bool(self.about[name].get("package")))  # type: ignore[arg-type]
 

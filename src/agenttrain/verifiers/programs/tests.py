@@ -102,14 +102,15 @@ def _recorder(link: Any) -> tuple[Callable[[], dict[str, Any]], Any]:
 
         def pytest_exception_interact(self, node: Any, call: Any, report: Any) -> None:
             if getattr(report, "when", "collect") == "collect":
-                errors.append(_error(report.nodeid, call.excinfo.value, str(report.longrepr), link))
+                errors.append(_error(report.nodeid, call.excinfo.value, link))
 
         def pytest_runtest_logreport(self, report: Any) -> None:
             outcome = "xfail" if hasattr(report, "wasxfail") else report.outcome
             tests.setdefault(report.nodeid, {})[report.when] = [outcome, _reason(report)]
 
     def seen() -> dict[str, Any]:
-        return {"tests": dict(tests), "errors": list(errors), "ids": list(ids)}
+        crossed = bool(link.crossed) if link is not None else False
+        return {"tests": dict(tests), "errors": list(errors), "ids": list(ids), "crossed": crossed}
 
     return seen, Recorder()
 
@@ -122,18 +123,28 @@ def _reason(report: Any) -> str:
     return str(text)[:MAX_REASON]
 
 
-def _error(where: str, error: BaseException, text: str, link: Any) -> dict[str, Any]:
+def _error(where: str, error: BaseException, link: Any) -> dict[str, Any]:
     """Why a test file could not be collected, and what tells whose fault that is."""
     chain: list[BaseException] = []
-    while error is not None and error not in chain:
-        chain.append(error)
-        error = error.__cause__ or error.__context__  # type: ignore[assignment]
-    missing = next((each.name for each in chain if isinstance(each, ModuleNotFoundError)), None)
-    wrong = next((each.filename for each in chain if isinstance(each, SyntaxError)), None)
+    each: BaseException | None = error
+    while each is not None and each not in chain:
+        chain.append(each)
+        each = each.__cause__ or each.__context__
+    cause = next((each for each in chain if type(each).__name__ != "CollectError"), error)
     return {
         "where": where,
-        "text": text[-MAX_REASON:],
-        "missing": missing,
-        "wrong_syntax": wrong and os.path.relpath(wrong),
+        "at": _place(cause),
+        "text": f"{type(cause).__name__}: {cause}"[:MAX_REASON],
+        "missing": next((each.name for each in chain if isinstance(each, ModuleNotFoundError)), None),
         "crossed": link is not None and any(each is other for each in chain for other in link.crossed),
     }
+
+
+def _place(error: BaseException) -> str:
+    """The file of the working directory that it was raised in last; empty: none."""
+    place, trace = "", error.__traceback__
+    while trace is not None:
+        path = os.path.relpath(trace.tb_frame.f_code.co_filename)
+        place = place if path.startswith(".") else path
+        trace = trace.tb_next
+    return place
