@@ -275,7 +275,11 @@ def test_a_user_is_taken_while_anything_has_its_lock() -> None:
 def test_two_processes_never_lease_one_user() -> None:
     lease = uids.lease()
     try:
-        code = "from agenttrain.sandbox import uids; held = [uids.lease() for _ in range(3)]; print([each.uid for each in held])"
+        code = """
+            from agenttrain.sandbox import uids
+            held = [uids.lease() for _ in range(3)]
+            print([each.uid for each in held])
+        """
         others = json.loads(by_another(code).stdout)
         assert lease.uid not in others
         assert len(set(others)) == 3

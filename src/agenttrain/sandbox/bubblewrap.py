@@ -82,9 +82,9 @@ class BubblewrapBackend:
                 made.callback(uids.end_user, own.uid)
             user = own.uid if own is not None else PROGRAM_USER
             files = _files(seen, user, made)
-            launched = launch(
-                trial.command(request, seen, files), request, made, env={}, pass_fds=tuple(files.values())
-            )
+            command = trial.command(request, seen, files)
+            lock = (own.lock.fileno(),) if own is not None else ()
+            launched = launch(command, request, made, env={}, pass_fds=(*files.values(), *lock))
             begin = _begin(trial, seen, own.uid if own is not None else None, watch_memory=launched.group is None)
             served = launched.begun(request, begin)
             release = made.pop_all()
@@ -181,6 +181,8 @@ class _Trial:
         for where, fd in files.items():
             words += ["--perms", "0644", "--file", str(fd), where]
         words += [*_devices(), *self._room(seen.path, int(request.limits.disk_mib * 2**20))]
+        if not any(PurePosixPath(path).is_relative_to("/tmp") for path in (*files, *(where for _, where in binds))):
+            words += ["--symlink", f"{seen.path}/tmp", "/tmp"]
         words += ["--remount-ro", "/", "--chdir", f"{seen.path}/work", "--", seen.python, "-I", "-S", "-B", _INSIDE]
         return words
 
@@ -195,19 +197,19 @@ class _Trial:
         return [*words, "--disable-userns"] if self.has("--disable-userns") else words
 
     def _room(self, path: str, n_bytes: int) -> list[str]:
-        """The one place that can be written to; all that programs expect to be writable leads there."""
+        """The one place that can be written to; so that one size holds, what programs write elsewhere leads there."""
         size = ["--size", str(n_bytes)] if self.has("--size") else []
         words = [*size, "--perms", "0755", "--tmpfs", path]
         for name in ("work", "tmp", "shm"):
             words += ["--perms", "0777", "--dir", f"{path}/{name}"]
-        return [*words, "--symlink", f"{path}/tmp", "/tmp", "--symlink", f"{path}/shm", "/dev/shm"]
+        return [*words, "--symlink", f"{path}/shm", "/dev/shm"]
 
 
 def _begin(trial: _Trial, seen: Layout, uid: int | None, *, watch_memory: bool) -> Begin:
     filters = filter_program(sockets=True)
     return Begin(
         path=f"{seen.path}/work",
-        env=seen.env,
+        env={**seen.env, "HOME": f"{seen.path}/tmp", "TMPDIR": f"{seen.path}/tmp"},
         python=seen.python,
         uid=uid,
         gid=uid,
