@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from .files import Refusal, file_work, place_of, walk, why
 from .frames import CHUNK, HEAD, Header, frame, read_all_there_is, read_frame, write_all
 from .job import Job
-from .processes import end_all, family, memory_of, processes
+from .processes import end_all, end_namespace, family, memory_of, processes
 from .rights import (
     NOFILE,
     become_first_to_end,
@@ -64,14 +64,14 @@ class Server:
         self.root = header["path"]
         self.limits = header["limits"]
         self.env = header["env"]
-        self.ends = header["ends"]
         self.user: tuple[int, int] | None = (header["uid"], header["gid"]) if header.get("uid") is not None else None
         self.watches_memory = header.get("watch_memory", False)
         self.watched_folder: str | None = header.get("watch_disk")
         self.python = header.get("python")
-        if self.ends == "namespace" and os.getpid() != 1:
+        if header["ends"] == "namespace" and os.getpid() != 1:
             self.answer({"id": 1}, {"failed": f"it is process {os.getpid()} of its namespace, not the first."})
             sys.exit(1)
+        self.ends = header["ends"]
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if self.ends != "namespace":
             become_subreaper()
@@ -394,31 +394,10 @@ class Server:
         if sum(about.st_blocks for _, about in walk(folder)) * 512 > self.limits["disk_mib"] * (1 << 20):
             self.end_everything_by("disk_mib")
 
-    def end_everything_by(self, limit: str) -> None:
-        """End everything, and say by which limit where that is asked for."""
-        for job in self.jobs.values():
-            job.ended_by = job.ended_by or limit
-        self.end_everything()
-
-    def memory_bytes(self) -> int:
-        """Of all processes but this one, and of files in memory."""
-        of_files = os.statvfs(self.root)
-        held = (of_files.f_blocks - of_files.f_bfree) * of_files.f_frsize
-        return sum(memory_of(pid) for pid in self.others()) + (held if self.ends == "namespace" else 0)
-
-    def others(self) -> list[int]:
-        """Every other process of the sandbox."""
-        if self.ends == "namespace":
-            return [pid for pid in processes() if pid != os.getpid()]
-        return family(os.getpid())[1:]
-
     def end_everything(self) -> None:
-        """End every other process, and wait for it."""
+        """End every other process of the sandbox; does not wait for it."""
         if self.ends == "namespace":
-            try:
-                os.kill(-1, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+            end_namespace()
         elif self.ends == "uid":
             self.end_user()
         else:
