@@ -46,6 +46,20 @@ def end_all(members: Callable[[], list[int]]) -> None:
         time.sleep(0.001)
 
 
+def end_namespace() -> None:
+    """Kill all other processes of the namespace that this one is the first of.
+
+    Raises:
+        RuntimeError: it is not the first, and "all others" would be the machine's.
+    """
+    if os.getpid() != 1:
+        raise RuntimeError(f"process {os.getpid()} is not the first of its namespace, and ends no others")
+    try:
+        os.kill(-1, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
 def kill(pid: int) -> bool:
     """Whether there was such a process to kill."""
     try:

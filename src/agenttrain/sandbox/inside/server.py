@@ -71,6 +71,9 @@ class Server:
         if header["ends"] == "namespace" and os.getpid() != 1:
             self.answer({"id": 1}, {"failed": f"it is process {os.getpid()} of its namespace, not the first."})
             sys.exit(1)
+        if header["ends"] == "uid" and (self.user is None or self.user[0] in (0, os.getuid())):
+            self.answer({"id": 1}, {"failed": "it has no user of its own to end the processes of."})
+            sys.exit(1)
         self.ends = header["ends"]
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if self.ends != "namespace":
@@ -393,6 +396,24 @@ class Server:
         """End everything when all that stands in a folder takes more than its limit."""
         if sum(about.st_blocks for _, about in walk(folder)) * 512 > self.limits["disk_mib"] * (1 << 20):
             self.end_everything_by("disk_mib")
+
+    def end_everything_by(self, limit: str) -> None:
+        """End everything, and say by which limit where that is asked for."""
+        for job in self.jobs.values():
+            job.ended_by = job.ended_by or limit
+        self.end_everything()
+
+    def memory_bytes(self) -> int:
+        """Of all processes but this one, and of files in memory."""
+        of_files = os.statvfs(self.root)
+        held = (of_files.f_blocks - of_files.f_bfree) * of_files.f_frsize
+        return sum(memory_of(pid) for pid in self.others()) + (held if self.ends == "namespace" else 0)
+
+    def others(self) -> list[int]:
+        """Every other process of the sandbox."""
+        if self.ends == "namespace":
+            return [pid for pid in processes() if pid != os.getpid()]
+        return family(os.getpid())[1:]
 
     def end_everything(self) -> None:
         """End every other process of the sandbox; does not wait for it."""
