@@ -108,5 +108,3 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.section(f"{counted.total()} attacks on sandboxes and verifiers")
         for kind, outcomes in kinds.items():
             terminalreporter.line(f"{kind}: {', '.join(outcomes)}")
-
-

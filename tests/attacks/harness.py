@@ -7,6 +7,7 @@ than a policy would know. `outside` runs the same program where nothing holds it
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import secrets
@@ -86,9 +87,7 @@ print("TRIED", flush=True)
 """Begins each program; it comes over stdin. WON: it got what it may not have. TRIED: it came to its end."""
 
 
-def attack(
-    kind: str, name: str, tried: str, *values: Any, outcome: str = "contained", slow: bool = False
-) -> Any:
+def attack(kind: str, name: str, tried: str, *values: Any, outcome: str = "contained", slow: bool = False) -> Any:
     """One attack of a list, for `pytest.mark.parametrize`.
 
     Args:
@@ -168,12 +167,17 @@ class Prey:
 
     def left_processes(self) -> list[int]:
         """Processes that an attack's program is, or has become."""
-        found = []
-        for folder in Path("/proc").glob("[0-9]*"):
+        pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
+        return sorted({pid for pid in pids if self._is_attack(pid)} - {self.process.pid, os.getpid()})
+
+    def _is_attack(self, pid: int) -> bool:
+        """Whether it runs with the token in its environment, in some thread at least."""
+        folders = [f"/proc/{pid}"] if state(pid) not in "ZX" else glob.glob(f"/proc/{pid}/task/*")
+        for folder in folders:
             with suppress(OSError):
-                if self.token.encode() in (folder / "environ").read_bytes() and state(int(folder.name)) not in "ZX":
-                    found.append(int(folder.name))
-        return sorted(set(found) - {self.process.pid, os.getpid()})
+                if self.token.encode() in Path(folder, "environ").read_bytes():
+                    return True
+        return False
 
     def left_of_sandboxes(self) -> list[str]:
         """Folders and control groups that bear a sandbox's name."""
