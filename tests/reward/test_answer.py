@@ -35,6 +35,11 @@ def test_a_result_without_a_key_goes_by_its_place() -> None:
     assert answer_in("judge", [{"score": 1}, {"score": 0}]).comment == "result 0 1; result 1 0"
 
 
+def test_a_single_result_in_a_list_is_that_result() -> None:
+    """On any scale, with its own comment."""
+    assert answer_in("judge", [{"key": "a", "score": 532, "comment": "long"}]) == Answer(score=532.0, comment="long")
+
+
 def test_results_of_another_scale_are_not_averaged() -> None:
     with pytest.raises(RewardError) as caught:
         answer_in("judge", [{"key": "right", "score": 1}, {"key": "tokens", "score": 532}])

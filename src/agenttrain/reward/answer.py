@@ -35,7 +35,7 @@ def answer_in(name: str, result: Any) -> Answer:
     """
     several = _several(result)
     if several is not None:
-        return _mean(name, several)
+        return answer_in(name, several[0]) if len(several) == 1 else _mean(name, several)
     value, comment, success = _read(result)
     number = _number(value)
     if number is None or not math.isfinite(number):

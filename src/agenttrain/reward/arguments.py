@@ -43,7 +43,7 @@ RUN_AND_EXAMPLE = Binding(by_position=OF_RUNS)
 
 def binding_of(function: Callable[..., Any]) -> Binding:
     """How a verifier is called, read from its signature."""
-    if hasattr(function, "evaluate_run"):  # langsmith 0.10: its signature is that of the function it wraps
+    if hasattr(function, "evaluate_run"):  # langsmith 0.15: its signature is that of the function it wraps
         return RUN_AND_EXAMPLE
     try:
         parameters = list(inspect.signature(function).parameters.values())
