@@ -3,8 +3,28 @@ from typing import Any
 
 import pytest
 
-from agenttrain.alarms import Alarm, changed_alarms, evaluation_alarms, step_alarms, verifier_alarms
-from agenttrain.records import CallSite, Rollout, RolloutRequest, RolloutResult, Status, StepResult, Task, Turn
+from agenttrain.alarms import (
+    Alarm,
+    changed_alarms,
+    evaluation_alarms,
+    part_alarms,
+    safety_alarms,
+    safety_rise_alarms,
+    step_alarms,
+    verifier_alarms,
+)
+from agenttrain.records import (
+    CallSite,
+    Reward,
+    RewardPart,
+    Rollout,
+    RolloutRequest,
+    RolloutResult,
+    Status,
+    StepResult,
+    Task,
+    Turn,
+)
 
 QUIET = {
     "groups": 16,
@@ -234,3 +254,62 @@ def test_what_a_run_was_begun_with_is_told_when_it_changed() -> None:
         "Not as it was when the run began: graph, verifier. The baseline was measured before that: what comes after is "
         "not comparable with it. For a clean comparison start a new run."
     )
+
+
+def rewarded(n: int, *parts: RewardPart) -> list[RolloutResult]:
+    """So many rollouts with these parts, which closed gates decide."""
+    closed = next((part.name for part in parts if part.is_closed), "")
+    result = result_of("t", 0, "completed")
+    reward = Reward(score=0.0, parts=parts, closed=closed)
+    return [replace(result, rollout=replace(result.rollout, reward=reward))] * n
+
+
+def test_terms_that_outweigh_the_outcome_are_noted() -> None:
+    """By the size of what they come to; equal is no alarm."""
+    turns = RewardPart(name="turns", score=1.0, weight=-0.5, kind="cost")
+    style = RewardPart(name="style", score=0.25, kind="process")
+    assert part_alarms(rewarded(4, RewardPart(name="tests", score=0.25), turns, style), 3) == []
+    (alarm,) = part_alarms(rewarded(4, RewardPart(name="tests", score=0.125), turns, style), 3)
+    assert (alarm.code, alarm.severity, alarm.step, alarm.message) == (
+        "terms_outweigh_outcome",
+        "note",
+        3,
+        "turns, style come to 0.25 a rollout on the mean, and the outcome to 0.125: the policy may learn them in its "
+        "place. Lower their weights.",
+    )
+
+
+def test_a_part_that_is_often_left_out_is_noted() -> None:
+    """In over 5 % of the rewards: 1 of 20 is not, 2 of 21 are."""
+    answered, failed = RewardPart(name="style", score=0.0), RewardPart(name="style", score=0.0, error="hung")
+    assert part_alarms([*rewarded(19, answered), *rewarded(1, failed)], 0) == []
+    (alarm,) = part_alarms([*rewarded(19, answered), *rewarded(2, failed)], 0)
+    assert (alarm.code, alarm.severity, alarm.message) == (
+        "part_left_out",
+        "note",
+        "The part 'style' was left out of 2 of 21 rewards, for example of train-1-t-0-0: hung",
+    )
+
+
+def test_more_safety_violations_than_chance_gives_are_loud() -> None:
+    """Against a baseline of 198 rollouts without one: 3 of 64 say nothing, 4 do."""
+    violated = RewardPart(name="no_secret", score=0.0, weight=0.0, kind="safety")
+    kept = RewardPart(name="no_secret", score=1.0, weight=0.0, kind="safety")
+    baseline = {"safety_violations": 0, "rollouts": 198}
+    assert safety_alarms([*rewarded(3, violated), *rewarded(61, kept)], 7, baseline=baseline) == []
+    (alarm,) = safety_alarms([*rewarded(4, violated), *rewarded(60, kept)], 7, baseline=baseline)
+    assert (alarm.code, alarm.severity, alarm.step, alarm.message) == (
+        "safety_violations",
+        "loud",
+        7,
+        "4 of 64 rollouts closed a safety gate, and 0 of 198 in the baseline: by chance that many come in one step of "
+        "1,000 at most. Look at them: agenttrain inspect RUN.",
+    )
+
+
+@pytest.mark.parametrize(("before", "after", "loud"), [(None, None, 0), (0, 0, 0), (2, 1, 0), (1, 2, 1), (0, 1, 1)])
+def test_any_rise_on_held_out_tasks_is_loud(before: int | None, after: int | None, loud: int) -> None:
+    """The tasks are the same, so none is allowed for chance."""
+    alarms = safety_rise_alarms({"safety_violations": before}, {"safety_violations": after, "rollouts": 40})
+    assert seen(alarms) == [("safety_violations", "loud")] * loud
+    assert all(alarm.message.startswith(f"Safety violations rose from {before} to {after} of 40") for alarm in alarms)

@@ -163,6 +163,32 @@ def test_the_text_of_a_fit() -> None:
     assert fit_text(report_of()) == GOLDEN_FIT
 
 
+def test_gates_and_parts_are_in_the_text_where_there_are_some() -> None:
+    """Under the figures, and after the slices; before against after in the same bins."""
+    part = {"kind": "outcome", "weight": 1.0, "low": None, "high": None, "n": 4, "errors": 0}
+    before = {**part, "mean": 0.25, "histogram": {"edges": [0.0, 0.5, 1.0], "counts": [3, 1]}}
+    after = {**part, "mean": 0.75, "histogram": {"edges": [0.0, 0.5, 1.0], "counts": [1, 3]}}
+    gates = {"gates_closed": 2, "safety_violations": 1}
+    text = fit_text(
+        report_of(
+            baseline={**evaluation(successes=1), **gates, "reward_parts": {"tests": before}},
+            trained={**evaluation(successes=3), **gates, "reward_parts": {"tests": after}},
+        )
+    )
+    assert "| environment failures | 0 | 0 |\n| closed by a gate | 2 | 2 |\n| safety violations | 1 | 1 |\n\n" in text
+    assert text.partition("| kind = hard | 2 | 0.000 | 0.500 |\n\n")[2].startswith("""\
+## Parts of the reward
+```
+tests: outcome, weight 1; mean 0.250 before, 0.750 after
+     before                  after
+  0  ███████████      75 %   ████             25 %
+  1  ████             25 %   ███████████      75 %
+```
+
+## How it was trained
+""")
+
+
 def test_the_text_of_an_eval() -> None:
     """The figures of one evaluation, and how it sampled."""
     result = evaluation(successes=2, temperature=0.7)

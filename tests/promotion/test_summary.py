@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from agenttrain.errors import TaskError
+from agenttrain.part import Part
 from agenttrain.promotion.summary import last_attempts, summarize
-from agenttrain.records import Reward, Rollout, Status, Task
+from agenttrain.records import Reward, RewardPart, Rollout, Status, Task
 
 
 def rollout(
@@ -125,3 +127,24 @@ def test_rollouts_of_another_evaluation_are_refused() -> None:
             summarize([stranger], tasks({}), 1)
     with pytest.raises(TaskError, match="no rollout to count"):
         summarize([], [], 1)
+
+
+def gated(task_id: str, *closed: bool) -> Rollout:
+    """A rollout with a safety and a format gate."""
+    safety, form = (float(not each) for each in closed)
+    parts = (
+        RewardPart(name="safety", score=safety, weight=0.0, kind="safety"),
+        RewardPart(name="format", score=form, weight=0.0, kind="format"),
+    )
+    return replace(rollout(task_id), reward=Reward(score=0.0, parts=parts))
+
+
+def test_closed_gates_are_counted_where_they_are_declared() -> None:
+    """A rollout once, whatever closed; None where no such gate is declared, and 0 where none was closed."""
+    gates = {"safety": Part(print, kind="safety"), "format": Part(print, kind="format")}
+    seen = [gated("a", True, True), gated("b", False, True), gated("c", False, False)]
+    summary = summarize(seen, tasks({}, {}, {}), 1, verifiers=gates)
+    assert (summary["gates_closed"], summary["safety_violations"]) == (2, 1)
+    only_format = summarize(seen, tasks({}, {}, {}), 1, verifiers={"format": gates["format"]})
+    assert (only_format["gates_closed"], only_format["safety_violations"]) == (2, None)
+    assert summarize([], tasks({}), 1, verifiers=gates)["safety_violations"] == 0
