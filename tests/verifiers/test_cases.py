@@ -63,7 +63,7 @@ FORGERIES = {
     "always equal": "class A(int):\n    def __eq__(self, other): return True\n    def __hash__(self): return 0\n"
     "def add(a, b):\n    return A(0)\n",
     "equal object": "class A:\n    def __eq__(self, other): return True\ndef add(a, b):\n    return A()\n",
-    "patched json": 'import json\njson.dumps = lambda *a, **k: \'{"index": 0, "value": 3, "passed": true}\'\n'
+    "patched json": 'import json\njson.dumps = lambda *a, **k: \'{"index": 0, "passed": true}\'\n'
     "def add(a, b):\n    return 0\n",
     "forged lines": "import os\n"
     "for fd in range(3, 64):\n"

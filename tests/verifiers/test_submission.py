@@ -205,6 +205,17 @@ def test_too_large_a_file_is_not_taken():
     assert taken({"shop.py": past}).files["shop.py"] == INITIAL["shop.py"]
 
 
+@pytest.mark.parametrize(
+    "files", [{f"m{n}.py": b"" for n in range(4001)}, {f"m{n}.py": b"#" * (1 << 20) for n in range(9)}]
+)
+def test_too_large_a_submission_is_not_taken(files):
+    """It could fill the judging sandbox, and end as the environment's failure."""
+    submission = taken({path: SandboxFile(data=data) for path, data in files.items()})
+
+    assert dict(submission.files) == INITIAL
+    assert submission.tampering == ("the submission is too large to be judged, and none of it was taken",)
+
+
 @pytest.mark.parametrize("kind", ["link", "other"])
 def test_a_link_in_a_modules_place_is_not_taken(kind):
     """Only regular files are."""

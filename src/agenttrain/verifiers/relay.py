@@ -22,6 +22,7 @@ WIRE = f"{HARNESS}/wire"
 MAX_MESSAGE_BYTES = 4 << 20
 MAX_WORKERS = 50
 """Processes of the agent's that one suite may use up."""
+END_S = 10.0
 _MAKE = f"mkdir -p {WIRE} && rm -f {WIRE}/in {WIRE}/out && mkfifo {WIRE}/in {WIRE}/out"
 _TAKE = f"IFS= read -r line < {WIRE}/out && printf '%s\\n' \"$line\""
 _GIVE = f"IFS= read -r line && printf '%s\\n' \"$line\" > {WIRE}/in"
@@ -55,16 +56,16 @@ class Relay:
             self.n_calls += 1
             answer = self._answer(call, suite)
         if self._worker is not None:
-            self.agents.settle()
+            _settle(self.agents, self._worker)
         return suite.result()
 
     def _next_call(self, answer: bytes | None, suite: Future[Execution]) -> bytes | None:
         """Hand the tests an answer, and wait for what they ask next. None: they have ended."""
         handing = _begun(lambda: _handed(self.tests, answer, None))
         wait(_any(handing, suite), return_when=FIRST_COMPLETED)
-        if not handing.done():
-            self.tests.settle()
-        wait({handing})
+        _settle(self.tests, handing)
+        if handing.exception() is not None:
+            wait(_any(suite), timeout=END_S)  # both have one limit of time
         return None if suite.done() else handing.result()
 
     def _answer(self, call: bytes, suite: Future[Execution]) -> bytes:
@@ -78,7 +79,7 @@ class Relay:
             handing = _begun(lambda: _handed(self.agents, call, self.call_seconds))
             wait(_any(handing, worker, suite), timeout=self.call_seconds, return_when=FIRST_COMPLETED)
             if not handing.done():
-                return self._lost(worker)
+                return self._lost(worker, handing)
             return _whole(handing.result())
         except SandboxRefusal as refusal:
             self.agents.settle()
@@ -94,10 +95,10 @@ class Relay:
             self._worker = _begun(lambda: self.agents.run(program_argv("worker"), stdin=given))
         return self._worker
 
-    def _lost(self, worker: Future[Execution]) -> bytes:
+    def _lost(self, worker: Future[Execution], handing: Future[bytes]) -> bytes:
         """End what is left of a process that gives no answer, and say why there is none."""
         is_late = not worker.done()
-        self.agents.settle()
+        _settle(self.agents, worker, handing)
         end = worker.result()
         return _error(f"it took more than {self.call_seconds:g} s" if is_late else f"its process {end_of(end)}")
 
@@ -118,6 +119,13 @@ def _handed(place: Sandbox, message: bytes | None, seconds: float | None) -> byt
     if not execution.ok or execution.n_dropped:
         raise SandboxRefusal(f"what hands messages over {end_of(execution)} {execution.stderr.strip()[:200]}")
     return place.read_bytes(f"{WIRE}/out{LONG}") if said == AS_FILE else said.encode()
+
+
+def _settle(place: Sandbox, *futures: Future[Any]) -> None:
+    """Have runs end, also one that is only about to begin."""
+    while not all(future.done() for future in futures):
+        place.settle()
+        wait(futures, timeout=0.2)
 
 
 def _whole(answer: bytes) -> bytes:

@@ -23,6 +23,8 @@ from agenttrain.sandbox_protocol import SandboxFile
 
 MAX_FILE_BYTES = 1 << 20
 """A larger file is not taken."""
+MAX_BYTES, MAX_FILES = 8 << 20, 4000
+"""Of all that is taken; where there is more, nothing is."""
 MAX_REPORTED = 20
 """Lines on tampering that are kept; the rest is counted."""
 TEST_FOLDERS = ("test", "tests")
@@ -83,6 +85,11 @@ def submission_of(
     gone = {path for path in initial if path not in found and judges.takes(path)}
     kept = {path: file for path, file in initial.items() if path not in gone and "__pycache__" not in path.split("/")}
     own = {path: file for path, file in own.items() if not _is_below_a_file(path, kept)}
+    changed = [file for path, file in own.items() if initial.get(path) != file]
+    if len(changed) > MAX_FILES or sum(len(file.data) for file in changed) > MAX_BYTES:
+        return Submission(
+            files=initial, tampering=("the submission is too large to be judged, and none of it was taken",)
+        )
     return Submission(files=laid_over(kept, own), tampering=_tampering(found, initial, judges))
 
 
