@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from agenttrain.capture.store import read_store
-from agenttrain.records import RolloutResult
+from agenttrain.graph.effects import effects_of, open_effects
+from agenttrain.graph.load import load_graph, load_module
+from agenttrain.records import RolloutRequest, RolloutResult, Task
 
 DESK = """
 import itertools, os, signal, sqlite3
@@ -208,6 +210,31 @@ def test_a_refusal_that_the_graph_catches_ends_the_run(desk: Any, command: Any) 
     assert done.code == 2
     assert "EffectError: The stand-in fake_refund of the tool 'refund' can't be called as the tool is" in done.err
     assert payments(project) == {}
+
+
+@pytest.fixture
+def documented(new_project: Any, policy_folder: Path) -> Any:
+    """The project of docs/side-effects.md."""
+    text = (Path(__file__).parents[1] / "docs" / "side-effects.md").read_text()
+    graph = text.partition("```python\n")[2].partition("```")[0]
+    return new_project(graph.replace('model="policy"', f"model={str(policy_folder)!r}"), head="", decorated="")
+
+
+def test_the_documented_graph(documented: Any, command: Any) -> None:
+    """It is ready to be looked at, its stand-in runs in a rollout, and the tool itself outside of one."""
+    done = command("check", "graph.py", "--json", "--n-tasks", "1", "--siblings", "1")
+    assert [each for each in done.json["findings"] if each["where"] == "tools="] == []
+    loaded = load_graph("graph.py", cwd=documented.folder)
+    assert loaded.trainable is not None
+    module, tools = load_module(loaded.file), loaded.trainable.tools
+    request = RolloutRequest(task=Task(id="t", input={}), phase="train")
+    call = {"type": "tool_call", "name": "refund", "args": {"order": "A41"}, "id": "c1"}
+    with open_effects(tools), effects_of(request, tools, run_id="run"):
+        assert module.refund.invoke(call).content == "A41 is paid back"
+    assert payments(documented) == {}
+    for _ in range(2):
+        assert module.refund.invoke(call).content == "A41 is paid back"
+    assert list(payments(documented).values()) == [1]
 
 
 @pytest.mark.slow

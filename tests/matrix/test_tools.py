@@ -16,10 +16,12 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import InjectedState, InjectedStore, ToolNode, tools_condition
 from langgraph.store.base import BaseStore
 from langgraph.store.memory import InMemoryStore
-from langgraph.types import Command
+from langgraph.types import Command, RetryPolicy
 from matrix.graphs import add, calls_tools, look_up, one_node
 from matrix.harness import Roll, Rolled, call, says
 from pydantic import BaseModel
+
+from agenttrain import External, idempotency_key
 
 SECTION = "Tools"
 FORMS = "Structured answers"
@@ -214,6 +216,65 @@ def test_raising_tool(roll: Roll, chat: Any) -> None:
     rolled = roll(calls_tools(chat(), fail, node=ToolNode([fail], handle_tool_errors=True)), says(call("fail"), "oh"))
     whole(rolled, LOOP)
     assert "out of order" in rolled.asked[1]
+
+
+@pytest.mark.row(SECTION, "an external tool's stand-in", note="the tool itself does not run")
+def test_stand_in(roll: Roll, chat: Any) -> None:
+    """By ToolNode, by a node's own code, and async; the policy reads what the stand-in gave."""
+    paid: list[str] = []
+
+    @tool
+    def refund(order: str) -> str:
+        """Refund an order."""
+        paid.append(order)
+        return "paid"
+
+    @tool
+    async def notify(order: str) -> str:
+        """Notify the customer."""
+        paid.append(order)
+        return "sent"
+
+    tools = {"refund": External(stand_in=lambda order: f"played {order}")}
+    rolled = roll(calls_tools(chat(), refund), says(call("refund", order="A1"), "done"), tools=tools)
+    whole(rolled, LOOP)
+    assert "played A1" in rolled.asked[1]
+    assert rolled.result.rollout.stand_ins_run == {"refund": 1}
+    tools = {"notify": External(stand_in=lambda order: f"said {order}")}
+    rolled = roll(calls_tools(chat(), notify), says(call("notify", order="A2"), "done"), tools=tools)
+    assert "said A2" in rolled.asked[1]
+    node = one_node(lambda s: {"messages": [("user", refund.invoke({"order": "A3"})), chat().invoke(s["messages"])]})
+    rolled = roll(node, says("done"), tools={"refund": External(stand_in=lambda order: f"played {order}")})
+    assert rolled.result.rollout.stand_ins_run == {"refund": 1}
+    assert paid == []
+
+
+@pytest.mark.row(SECTION, "a permitted external tool, and its idempotency key", note="one key over a node's retries")
+def test_idempotency_key(roll: Roll, chat: Any) -> None:
+    """Two calls with equal arguments have two keys, and a node that is tried again has the same."""
+    keys: list[str] = []
+
+    @tool
+    def refund(order: str) -> str:
+        """Refund an order."""
+        keys.append(idempotency_key())
+        if len(keys) == 1:
+            raise ConnectionError("the answer was lost")
+        return "paid"
+
+    node = ToolNode([refund], handle_tool_errors=False)
+    retried = RetryPolicy(max_attempts=2, initial_interval=0.001, jitter=False, retry_on=ConnectionError)
+    builder, model = StateGraph(MessagesState), chat().bind_tools([refund])
+    builder.add_node("agent", lambda state: {"messages": [model.invoke(state["messages"])]})
+    builder.add_node("tools", node, retry_policy=retried)
+    builder.add_edge(START, "agent")
+    builder.add_conditional_edges("agent", tools_condition)
+    builder.add_edge("tools", "agent")
+    script = says(call("refund", order="A1"), call("refund", order="A1"), "done")
+    rolled = roll(builder.compile(), script, tools={"refund": External(permitted=True)})
+    whole(rolled, [*LOOP, LOOP[0]])
+    assert rolled.result.rollout.tools_run == {"refund": 3}
+    assert keys[0] == keys[1] != keys[2]
 
 
 class Person(BaseModel):
