@@ -240,6 +240,16 @@ def test_a_folder_that_the_agent_made_of_a_file_does_not_break_the_judging_sandb
     assert dict(submission.files) == INITIAL
 
 
+def test_a_program_under_the_name_of_another_is_not_taken_by_a_pattern():
+    """bin/python stays behind where all of bin is the agent's; a program of its own goes along."""
+    python, own = text("#!/bin/sh\n", executable=True), text("#!/bin/sh\n", executable=True)
+
+    submission = taken({"bin/python": python, "bin/shop": own}, include=("bin/*",))
+
+    assert submission.files == {**INITIAL, "bin/shop": own}
+    assert submission.tampering == ("bin/python was added: a program under the name of another",)
+
+
 def test_many_lines_are_cut():
     """Thirty sins are twenty lines and a number."""
     submission = taken({f"{n:02}.pth": text("x") for n in range(30)})

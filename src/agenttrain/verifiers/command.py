@@ -23,8 +23,6 @@ from agenttrain.verifiers.judging import (
 )
 
 NAME = "command_exits"
-FIXED = {"PATH": "/usr/local/bin:/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONSAFEPATH": "1"}
-"""Of the command, beside the sandbox's: no program and no module of the folder is found by its name alone."""
 
 
 def command_exits(
@@ -51,7 +49,7 @@ def command_exits(
         include: patterns of the files that are the agent's to change (see docs/hidden-tests.md).
         expect: the exit code of success.
         seconds: None: the sandbox's own limit.
-        env: beside the sandbox's, with PATH fixed unless it is named here.
+        env: beside the sandbox's own, whose PATH the agent can't change.
         limits: of the judging sandbox. None: the agent's own.
     """
     base = folder_of_caller()
@@ -63,7 +61,7 @@ def command_exits(
         with environment(NAME):
             submission = submission_in(own, include, hidden)
             with own.fresh(submission.with_hidden(hidden), limits=limits) as place:
-                execution = _run(place, words, {**FIXED, **(env or {})}, seconds)
+                execution = _run(place, words, env, seconds)
         check = _check(words, execution, expect)
         return answer([check], submission, strict=True, exit_code=execution.exit_code, output=execution.text)
 
@@ -71,7 +69,7 @@ def command_exits(
     return command_exits_well
 
 
-def _run(place: Sandbox, words: list[str], env: Mapping[str, str], seconds: float | None) -> Execution:
+def _run(place: Sandbox, words: list[str], env: Mapping[str, str] | None, seconds: float | None) -> Execution:
     try:
         return place.run(words, env=env, seconds=seconds)
     except SandboxRefusal as refusal:

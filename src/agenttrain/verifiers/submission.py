@@ -81,6 +81,7 @@ def submission_of(
         path: file
         for path, file in found.items()
         if file.kind == "file" and len(file.data) <= MAX_FILE_BYTES and judges.takes(path)
+        if path in initial or path in include or not _is_program(path, file)
     }
     gone = {path for path in initial if path not in found and judges.takes(path)}
     kept = {path: file for path, file in initial.items() if path not in gone and "__pycache__" not in path.split("/")}

@@ -23,7 +23,7 @@ def main() -> None:
     roots = [os.path.abspath(root) for root in given["roots"]]
     for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
         os.environ.pop(name, None)
-    os.environ |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONDONTWRITEBYTECODE": "1", "PATH": "/usr/bin:/bin"}
+    os.environ |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     nonce = given.pop("nonce")
     place = os.path.abspath(given["results"])
     write = _writer(place, nonce)
