@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from agenttrain.figures import UNDONE, replaced_model, summed, token_table, wall_seconds, why_untrained
+from agenttrain.figures import UNDONE, replaced_model, rollout_metrics, summed, token_table, wall_seconds, why_untrained
 from agenttrain.records import (
     CallSite,
     Reward,
+    RewardPart,
     Rollout,
     RolloutRequest,
     RolloutResult,
@@ -132,3 +133,34 @@ def test_the_token_account_of_a_run_does_not_hold_its_routed_experts() -> None:
         tracemalloc.stop()
     assert (table["trained"], table["drifted"]) == (32, 0)
     assert most < 8 * MIB
+
+
+def with_reward(reward: Reward | None) -> RolloutResult:
+    made = replace(rollout("train", 0.0, 1.0), reward=reward)
+    request = RolloutRequest(task=Task(id="t", input={}), phase="train", step=1)
+    return RolloutResult(request=request, rollout=made, turns=(), trajectories=(), samples=())
+
+
+def test_a_step_tells_the_mean_of_each_part_and_the_closed_gates() -> None:
+    """Of those that answered; a gate that is open closes nothing, and without gates there is no such figure."""
+    gate = RewardPart(name="gate", score=1.0, weight=0.0, kind="safety")
+    tests = RewardPart(name="tests", score=0.5)
+    shut = replace(gate, score=0.0)
+    left_out = RewardPart(name="style", score=0.0, weight=0.0, kind="process", error="hung")
+    rewards = [
+        Reward(score=-1.0, parts=(shut, tests, left_out), closed="gate"),
+        Reward(
+            score=1.0, parts=(gate, replace(tests, score=1.0), RewardPart(name="style", score=0.25, kind="process"))
+        ),
+        None,
+    ]
+    told = rollout_metrics([with_reward(reward) for reward in rewards])
+    assert {name: value for name, value in told.items() if name.startswith("part.")} == {
+        "part.gate": 0.5,
+        "part.tests": 0.75,
+        "part.style": 0.25,
+    }
+    assert (told["gates_closed"], told["safety_violations"]) == (1, 1)
+    plain = rollout_metrics([with_reward(Reward(score=0.5, parts=(tests,)))])
+    assert "gates_closed" not in plain
+    assert "safety_violations" not in plain

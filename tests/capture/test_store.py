@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agenttrain.capture.rows import result_rows, turn_row
+from agenttrain.capture.rows import result_rows, rollout_of, turn_row
 from agenttrain.capture.store import Intent, SqliteStore, read_store
 from agenttrain.errors import CaptureError, RunError
 from agenttrain.records import (
@@ -540,6 +540,40 @@ CREATE TABLE trained (rollout_id TEXT NOT NULL, place INTEGER NOT NULL, step INT
     response_logprobs BLOB NOT NULL, staleness INTEGER, advantages BLOB NOT NULL, PRIMARY KEY (rollout_id, place));
 """
 """What agenttrain wrote before it knew routed experts."""
+
+
+def test_a_reward_of_before_there_were_layers_is_read() -> None:
+    """Its parts are outcomes without evidence, and no gate decided it: records before version 5."""
+    part = {"name": "answer", "score": 0.5, "weight": 2.0, "comment": "half"}
+    body = {"score": 1.0, "parts": [part], "unfinished": 0.0}
+    rollout = {
+        "id": "r",
+        "task_id": "t",
+        "phase": "train",
+        "step": 1,
+        "sibling": 0,
+        "attempt": 0,
+        "status": "completed",
+    }
+    assert rollout_of({**rollout, "reward": body}).reward == Reward(
+        score=1.0, parts=(RewardPart(name="answer", score=0.5, weight=2.0, comment="half"),)
+    )
+
+
+def test_a_part_is_read_back_with_its_layer(tmp_path: Path) -> None:
+    """Kind, evidence and error, and the gate that decided."""
+    evidence = {"exit_code": 1, "checks": [{"name": "adds", "passed": False, "reason": "3 != 4"}], "n": [1, None, 0.5]}
+    parts = (
+        RewardPart(name="gate", score=0.0, weight=0.0, kind="safety", evidence=evidence),
+        RewardPart(name="style", score=0.0, weight=0.0, kind="process", error="hung"),
+    )
+    written = result()
+    reward = Reward(score=-1.0, parts=parts, closed="gate")
+    written = replace(written, rollout=replace(written.rollout, reward=reward), turns=(), trajectories=(), samples=())
+    store = SqliteStore(tmp_path)
+    store.put_result(written)
+    store.close()
+    assert read_store(tmp_path).rollout("r").reward == reward
 
 
 def test_records_of_version_2_are_read(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from agenttrain.records import (
     Credit,
     Generation,
     Ids,
+    PartKind,
     Reward,
     RewardPart,
     Role,
@@ -134,18 +135,28 @@ def trajectories(*, max_turns: int = 5) -> SearchStrategy[Trajectory]:
 @st.composite
 def rewards(draw: st.DrawFn) -> Reward:
     """A sum of one to three verifiers' parts, with credit by node and turn or without."""
-    parts = draw(
-        st.lists(
-            st.builds(RewardPart, name=names, score=st.floats(-2, 2), weight=st.floats(0, 2)), min_size=1, max_size=3
-        )
+    evidence = st.fixed_dictionaries(
+        {}, optional={"exit_code": st.integers(-1, 255), "output": st.text(max_size=5), "tampering": st.lists(names)}
     )
+    part = st.builds(
+        RewardPart,
+        name=names,
+        score=st.floats(-2, 2),
+        weight=st.floats(0, 2),
+        kind=st.sampled_from(get_args(PartKind)),
+        evidence=evidence,
+        error=st.sampled_from(("", "it hung")),
+    )
+    parts = draw(st.lists(part, min_size=1, max_size=3))
     numbers = st.floats(-2, 2)
     by_node, by_turn = (
         st.dictionaries(names, numbers, max_size=2),
         st.dictionaries(st.integers(0, 4), numbers, max_size=2),
     )
     credit = draw(st.none() | st.builds(Credit, by_node=by_node, by_turn=by_turn))
-    return Reward(score=sum(part.weight * part.score for part in parts), parts=tuple(parts), credit=credit)
+    total = sum(part.weight * part.score for part in parts)
+    closed = draw(st.sampled_from(("", *(part.name for part in parts if part.is_closed))))
+    return Reward(score=total, parts=tuple(parts), credit=credit, closed=closed)
 
 
 @st.composite
