@@ -1,4 +1,4 @@
-"""Containers: a real Podman with an image of this machine's own files where one answers, real errors where none does."""
+"""Containers: a real Podman with an image of this machine's own files where one answers, else real errors."""
 
 from __future__ import annotations
 
