@@ -67,6 +67,7 @@ def _rows(examined: Examination) -> list[tuple[str, str, str]]:
         ("memory", "not known" if memory is None else f"{memory / 2**30:.1f} GiB may be used", ""),
         ("disk", f"{machine['disk_bytes'] / 2**30:.1f} GiB free", ""),
         ("plugins", ", ".join(examined.plugins["loaded"]) or "none", ""),
+        *((f"sandboxes by {name}", words, "") for name, words in machine["sandboxes"].items()),
     ]
     return rows + [(key.replace("_", " "), _words(value), "") for key, value in policy.items()]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agenttrain.config import environment
-from agenttrain.doctor import leftovers, machine, policy, versions
+from agenttrain.doctor import leftovers, machine, policy, sandboxes, versions
 from agenttrain.doctor.finding import Finding
 from agenttrain.errors import GraphError, PluginError
 from agenttrain.plugins import Plugins
@@ -26,7 +26,7 @@ class Examination:
     tested: Mapping[str, str]
     """Distribution to the version that agenttrain is tested with."""
     machine: Mapping[str, Any]
-    """cores, omp_num_threads, memory_bytes, disk_bytes, torch, gpus."""
+    """cores, omp_num_threads, memory_bytes, disk_bytes, torch, gpus, sandboxes."""
     plugins: Mapping[str, Any]
     """loaded and left_out."""
     policy: Mapping[str, Any]
@@ -73,7 +73,10 @@ def examine(*, cwd: Path, runs: Path, target: str | None = None, flags: Mapping[
     findings += [
         *leftovers.part_findings(runs, time.time()),
         *leftovers.engine_findings(leftovers.processes()),
+        *sandboxes.left_findings(),
     ]
+    made_here = sandboxes.what_works()
+    findings += sandboxes.sandbox_findings(made_here)
     tried = policy.Tried()
     if target is not None:
         tried = policy.try_graph(target, cwd, given)
@@ -90,6 +93,7 @@ def examine(*, cwd: Path, runs: Path, target: str | None = None, flags: Mapping[
             "memory_bytes": here.memory_bytes,
             "disk_bytes": here.disk_bytes,
             **torch_facts,
+            "sandboxes": made_here,
         },
         plugins=plugins,
         policy=tried.facts,

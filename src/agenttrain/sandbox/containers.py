@@ -71,6 +71,14 @@ class _ContainerBackend:
         """Make one."""
         return self._opened(request, self.isolation(request))
 
+    def engine(self) -> str:
+        """Its name and version.
+
+        Raises:
+            SandboxError: it is not there, or does not answer.
+        """
+        return f"{self.name} {self._ask(*self.version)}"
+
     def left_behind(self) -> list[tuple[str, str]]:
         """(id, name) of each container of ours whose process has ended.
 
@@ -130,7 +138,7 @@ class _ContainerBackend:
     def _tried(self, image: str) -> str:
         with self._lock:
             if image not in self._engines:
-                engine = f"{self.name} {self._ask(*self.version)}"
+                engine = self.engine()
                 self.remove_left_behind()
                 self._try(image)
                 self._engines[image] = engine
