@@ -47,3 +47,21 @@ def test_the_verifier_hash_is_of_its_source(new_project: Any, tmp_path: Path) ->
             job = prepare(str(project.folder / "graph2.py"), cwd=project.folder, flags={})
             seen.append(provenance(job)["hashes"]["verifier"])
     assert seen[0] != seen[1]
+
+
+def test_the_verifier_hash_is_of_its_part_too(new_project: Any) -> None:
+    """What a Part declares changes what is rewarded; a bare function is a Part of which nothing is said."""
+    decorated = """
+from agenttrain import Part
+
+@trainable(model=POLICY, tasks="tasks.jsonl", verifiers={"score": PART})
+def graph():
+    return builder.compile()
+"""
+    project = new_project(decorated=decorated.replace("PART", "score"))
+    seen = {"score": hashes(project)["verifier"]}
+    for part in ("Part(score)", "Part(score, high=1.0)", "Part(score, high=0.5)"):
+        file = project.write(f"graph{len(seen)}.py", Path(project.graph).read_text().replace(": score}", f": {part}}}"))
+        seen[part] = provenance(prepare(str(file), cwd=project.folder, flags={}))["hashes"]["verifier"]
+    assert seen["Part(score)"] == seen["score"]
+    assert len(set(seen.values())) == 3

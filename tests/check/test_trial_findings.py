@@ -263,6 +263,18 @@ def test_rewards_that_are_all_zero() -> None:
     assert found.cause == "All 3 rollouts of this check got 0 from the verifiers."
 
 
+def test_rewards_that_a_gate_decided_name_it() -> None:
+    """Where all are 0, and where all are what the closed gate gives."""
+    part = RewardPart(name="form", score=0.0, weight=0.0, kind="format")
+    for closed, cause in (
+        (0.0, "All 2 rollouts of this check got 0 from the verifiers. The gate 'form' was closed in 2 of 2."),
+        (-1.0, "In each of 1 group all rewards are equal (-1 on the mean). The gate 'form' was closed in 2 of 2."),
+    ):
+        reward = Reward(score=closed, parts=(part,), closed="form")
+        (found,) = reward_findings([result(reward=reward, success=False)] * 2, "v", renderer=None)
+        assert found.cause == cause
+
+
 class Letters:
     """Reads id 1 as "a", and so on; 0 ends a reply."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev
@@ -61,13 +62,19 @@ def reward_findings(results: Sequence[RolloutResult], where: str, *, renderer: R
     if spread is None or 2 * spread.n < len(results):
         return []
     if all(reward.score == reward.unfinished and reward.credit is None for _, reward in rewarded):
-        text = f"All {spread.n} rollouts of this check got 0 from the verifiers.{_example(rewarded, renderer)}"
-        return [error("all_zero_rewards", where, text)]
+        text = f"All {spread.n} rollouts of this check got 0 from the verifiers."
+        return [error("all_zero_rewards", where, text + _closed(rewarded) + _example(rewarded, renderer))]
     if spread.groups and not spread.groups_that_teach:
         text = f"In each of {counted(spread.groups, 'group')} all rewards are equal ({spread.mean:.3g} on the mean)"
-        text += ": every rollout succeeded." if spread.success == 1 else "."
+        text += ": every rollout succeeded." if spread.success == 1 else f".{_closed(rewarded)}"
         return [warning("no_spread", where, text)]
     return []
+
+
+def _closed(rewarded: Sequence[tuple[RolloutResult, Reward]]) -> str:
+    """Which gates decided how many of the rewards."""
+    counts = Counter(reward.closed for _, reward in rewarded if reward.closed)
+    return "".join(f" The gate {name!r} was closed in {n} of {len(rewarded)}." for name, n in sorted(counts.items()))
 
 
 def _example(rewarded: Sequence[tuple[RolloutResult, Reward]], renderer: Renderer | None) -> str:
