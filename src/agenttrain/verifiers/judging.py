@@ -19,9 +19,9 @@ from agenttrain.records import Task
 from agenttrain.sandbox_protocol import Execution, Sandbox, SandboxFile, SandboxRefusal
 from agenttrain.sandbox_spec import Files
 from agenttrain.verifiers import programs
-from agenttrain.verifiers.submission import Submission, plain_text, submission_of
+from agenttrain.verifiers.submission import JUDGE_FOLDER, Submission, plain_text, submission_of
 
-HARNESS = ".agenttrain-judge"
+HARNESS = JUDGE_FOLDER
 """Folder of a judging sandbox that holds our programs and what they say."""
 MAX_OUTPUT = 4000
 """Characters of output that are kept as evidence: its end."""

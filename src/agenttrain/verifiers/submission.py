@@ -27,6 +27,8 @@ MAX_BYTES, MAX_FILES = 8 << 20, 4000
 """Of all that is taken; where there is more, nothing is."""
 MAX_REPORTED = 20
 """Lines on tampering that are kept; the rest is counted."""
+JUDGE_FOLDER = ".agenttrain-judge"
+"""Of a judging sandbox, which holds the verifier's programs and what they say; first where Python looks for modules."""
 TEST_FOLDERS = ("test", "tests")
 TEST_FILES = ("test_*.py", "*_test.py")
 CONFIGURATION = (
@@ -143,6 +145,8 @@ class _Judges:
             return "the git repository"
         if path in self.hidden:
             return "where a hidden file lies"
+        if parts[0] == JUDGE_FOLDER:
+            return "where the verifier's own programs lie"
         if name in CONFIGURATION:
             return "configuration of the tests"
         if name.split(".")[0] in AT_START or any(part in AT_START for part in parts[:-1]) or name.endswith(".pth"):
@@ -272,6 +276,8 @@ def _owner(module: str) -> str:
     """Whose module it is where it isn't the agent's; empty: nobody else's."""
     if module in sys.stdlib_module_names:
         return "the standard library"
+    if module == __name__.partition(".")[0]:
+        return "the installed packages"
     places = [*site.getsitepackages(), site.getusersitepackages()]
     spec = PathFinder.find_spec(module, places)
     return "the installed packages" if spec is not None and spec.origin is not None else ""
