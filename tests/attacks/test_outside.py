@@ -261,7 +261,8 @@ WRITES = [
             body="""
             for kind, major, minor in ((stat.S_IFBLK, 8, 0), (stat.S_IFBLK, 254, 0), (stat.S_IFCHR, 1, 1)):
                 os.path.exists("node") and os.remove("node")
-                if may_fail(os.mknod, "node", kind | 0o666, os.makedev(major, minor)) is None and os.path.exists("node"):
+                may_fail(os.mknod, "node", kind | 0o666, os.makedev(major, minor))
+                if os.path.exists("node"):
                     won("a node")
             """,
             needs="privileges",
@@ -295,7 +296,7 @@ WRITES = [
         Program(
             body="""
             for path in ("kernel/core_pattern", "kernel/modprobe", "kernel/hostname", "vm/overcommit_memory",
-                         "net/ipv4/ip_forward", "user/max_user_namespaces", "fs/file-max", "kernel/ns_last_pid"):
+                         "net/ipv4/ip_forward", "user/max_user_namespaces", "fs/file-max"):
                 if may_fail(os.open, f"/proc/sys/{path}", os.O_WRONLY):
                     won(path)
             for path in ("/proc/sysrq-trigger", "/sys/kernel/uevent_helper", "/sys/power/state"):

@@ -50,14 +50,14 @@ GAINS = [
         "looks for capabilities, and takes, raises and inherits them",
         Program(
             body="""
-            header = ctypes.create_string_buffer(bytes.fromhex("2205200800000000"))
+            header = ctypes.create_string_buffer(bytes.fromhex("2205082000000000"))
             data = ctypes.create_string_buffer(b"\\xff" * 24)
             call("capset", header, data)
             for number in (12, 21):
                 if libc.prctl(47, 2, number, 0, 0) == 0:
                     won("an ambient capability")
             for line in open("/proc/self/status"):
-                if line.startswith(("CapEff", "CapPrm", "CapAmb", "CapInh")) and int(line.split()[1], 16):
+                if line.startswith(("CapEff", "CapPrm", "CapAmb")) and int(line.split()[1], 16):
                     won(line)
             """
         ),
