@@ -77,10 +77,10 @@ FORGERIES = {
     "seen = ''\n"
     "while f:\n"
     "    seen += repr({k: v for k, v in f.f_locals.items() if k != 'seen'}); f = f.f_back\n"
-    "def add(a, b):\n    return 42 if '42' in seen else 0\n",
+    "def add(a, b):\n    return 42 if 'expected' in seen else 0\n",
     "reads its arguments": "import sys, os\n"
     "seen = open('/proc/self/cmdline').read() + sys.stdin.read()\n"
-    "def add(a, b):\n    return 42 if '42' in seen else 0\n",
+    "def add(a, b):\n    return 42 if 'expected' in seen else 0\n",
     "true for one": "def add(a, b):\n    return True\n",
     "a text": "def add(a, b):\n    return str(a + b)\n",
     "not a number": "def add(a, b):\n    return float('nan')\n",

@@ -6,7 +6,7 @@ from agenttrain import SandboxLimits, Task
 from agenttrain.errors import RewardError
 from agenttrain.sandbox_protocol import SandboxFile
 from agenttrain.verifiers import hidden_tests
-from agenttrain.verifiers.suites import names_of_tests
+from agenttrain.verifiers.suites import is_of_pytest, names_of_tests
 
 BROKEN = {"shop.py": "def add(a, b):\n    return a - b\n"}
 RIGHT = "def add(a, b):\n    return a + b\n"
@@ -81,7 +81,7 @@ def add(a, b):
 }
 
 
-QUICK = ("always equal", "leaves in the call", "skips", "replaces reports", "rewrites the tests")
+QUICK = ("always equal", "leaves in the call", "replaces reports")
 """The others are tried where whole runs are."""
 
 
@@ -114,6 +114,7 @@ def test_right_code_passes_all_hidden_tests_in_either_way(judged):
         assert "3 passed" in answer["evidence"]["output"]
 
 
+@pytest.mark.slow
 def test_wrong_code_fails_with_the_assertion(judged):
     """Exit code 1, and pytest's own words as the reason; the share counts where strict is off."""
     for answer in both(judged, BROKEN, {"shop.py": "def add(a, b):\n    return 3\n"}, SUITE, strict=False):
@@ -239,7 +240,7 @@ def test_code_that_removes_its_module_is_the_agents_failure(judged):
         assert answer["score"] == 0.0
 
 
-@pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.parametrize("apart", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("files", "says"),
     [
@@ -442,6 +443,7 @@ def add(a, b):
     assert answer["evidence"]["exit_code"] == 1
 
 
+@pytest.mark.slow
 def test_time_is_the_agents_failure(judged):
     """A suite that is over its time passes nothing, in either way."""
     for answer in both(judged, BROKEN, {"shop.py": "def add(a, b):\n    while True: pass\n"}, SUITE, seconds=2.0):
@@ -473,6 +475,39 @@ def test_endless_output_is_cut(judged):
 
     assert answer["comment"] == "3 of 3 pass"
     assert len(answer["evidence"]["output"]) <= 4000
+
+
+WRITTEN = {
+    "nonce": "n",
+    "exit_code": 0,
+    "crossed": False,
+    "ids": ["a"],
+    "suspicions": [],
+    "errors": [{"where": "t.py", "at": "", "text": "no", "missing": None, "crossed": False}],
+    "tests": {"a": {"call": ["passed", ""]}},
+}
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"nonce": "m"},
+        {"ids": [1]},
+        {"suspicions": None},
+        {"errors": [{}]},
+        {"errors": [{**WRITTEN["errors"][0], "where": 3}]},
+        {"tests": []},
+        {"tests": {"a": []}},
+        {"tests": {"a": {"call": "passed"}}},
+        {"tests": {"a": {"call": ["passed"]}}},
+        {"crossed": 1},
+    ],
+)
+def test_results_of_another_shape_are_none(forged):
+    """Forged ones can't make the verifier raise, which would be the environment's failure."""
+    assert is_of_pytest(WRITTEN, "n")
+    assert not is_of_pytest({**WRITTEN, **forged}, "n")
+    assert not is_of_pytest([], "n")
 
 
 def test_names_are_read_from_the_text_of_a_test_file():

@@ -321,8 +321,34 @@ def _results(place: Sandbox, execution: Execution, nonce: str) -> Results:
         written = json.loads(place.read_bytes(RESULTS))
     except (SandboxRefusal, ValueError, RecursionError):
         written = {}
-    is_ours = isinstance(written, dict) and written.get("nonce") == nonce
-    return Results(execution=execution, written=written if is_ours else {})
+    return Results(execution=execution, written=written if is_of_pytest(written, nonce) else {})
+
+
+def is_of_pytest(written: Any, nonce: str) -> bool:
+    """Whether results have the shape that our program gives them, and its nonce."""
+    if not isinstance(written, dict) or written.get("nonce") != nonce:
+        return False
+    if "missing" in written:
+        return all(isinstance(written.get(key), str) for key in ("missing", "python"))
+    tests, errors, ids = (written.get(key) for key in ("tests", "errors", "ids"))
+    return (
+        isinstance(written.get("crossed"), bool)
+        and _is_texts(ids)
+        and _is_texts(written.get("suspicions"))
+        and isinstance(errors, list)
+        and all(isinstance(each, dict) and each.keys() == _OF_ERROR for each in errors)
+        and all(isinstance(each["where"], str) and isinstance(each["text"], str) for each in errors)
+        and isinstance(tests, dict)
+        and all(isinstance(phases, dict) for phases in tests.values())
+        and all(_is_texts(came) and len(came) == 2 for phases in tests.values() for came in phases.values())
+    )
+
+
+_OF_ERROR = {"where", "at", "text", "missing", "crossed"}
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
 def _rewritten(place: Sandbox, hidden: Mapping[str, SandboxFile]) -> list[str]:
