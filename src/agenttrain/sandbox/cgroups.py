@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path, PurePosixPath
 
 from agenttrain.errors import SandboxError
@@ -82,11 +83,14 @@ class Group:
 def open_group(name: str, *, memory_mib: int, processes: int) -> Group | None:
     """A group with these limits, swap counted where the kernel counts it. None: this machine lets us make none.
 
+    The first call of a process removes what processes that have ended left.
+
     Args:
         name: readable part of the folder's name.
         memory_mib: of all processes together, files in memory among it.
         processes: processes and threads at once.
     """
+    _remove_left_behind_once()
     folder_name = owned_name(name)
     for parents in _places(hierarchies()):
         group = Group(memory=parents[0] / folder_name, pids=parents[1] / folder_name)
@@ -131,9 +135,14 @@ def left_behind() -> list[Path]:
 def remove_left_behind() -> None:
     """End what is still in groups whose process has ended, and remove them; what isn't ours to remove stays."""
     for folder in left_behind():
-        with suppress(OSError):
+        with suppress(OSError, SandboxError):
             end_all(folder)
             _remove(folder)
+
+
+@cache
+def _remove_left_behind_once() -> None:
+    remove_left_behind()
 
 
 def end_all(folder: Path) -> None:
