@@ -27,7 +27,9 @@ def example_of(name: str) -> str:
 def plugins_with(name: str) -> Plugins:
     """Plugins of a graph.py that holds nothing but the example of one hook."""
     module = ModuleType("graph_of_test")
-    vars(module).update(hookimpl=hookimpl, MyEngine=str, MyTrainer=str, shutil=SimpleNamespace(copytree=copied))
+    vars(module).update(
+        hookimpl=hookimpl, MyEngine=str, MyTrainer=str, MyBackend=list, shutil=SimpleNamespace(copytree=copied)
+    )
     exec(example_of(name), vars(module))
     return Plugins.load(only="", graph_module=module)
 
@@ -92,6 +94,13 @@ def test_example_of_agenttrain_register_trainers() -> None:
 
 def test_example_of_agenttrain_register_advantages() -> None:
     assert plugins_with("agenttrain_register_advantages").advantage("sign")([0.5, 0.0]) == [1.0, -1.0]
+
+
+def test_example_of_agenttrain_register_sandboxes() -> None:
+    plugins = plugins_with("agenttrain_register_sandboxes")
+    first: Any = plugins.sandbox("mine")
+    assert first == []
+    assert plugins.sandbox("mine") is not first
 
 
 def test_example_of_agenttrain_register_commands() -> None:

@@ -94,20 +94,31 @@ def opened(
 
 def born(request: SandboxRequest, seen: Layout, group: Group | None, made: ExitStack, *, users: int) -> Channel:
     """The channel to the first process of new namespaces, which has not begun to serve."""
+    asked = birth_request(request, seen, group, users)
+    channel, pid = announced(asked)
+    if pid is None:  # the starter ended while it was asked; there is a new one now
+        channel, pid = announced(asked)
+    if pid is None:
+        raise SandboxError("No sandbox in namespaces can be made on this machine: its starter ends when it is asked.")
+    made.callback(see_it_end, os.pidfd_open(pid))
+    return channel
+
+
+def announced(asked: dict[str, object]) -> tuple[Channel, int | None]:
+    """The channel to a first process, and its id. None: the starter has ended, and the channel too."""
     ours, theirs = socket.socketpair()
     with theirs:
         channel = Channel(fd := ours.detach(), fd)
         try:
-            starter.fork(birth_request(request, seen, group, users), theirs)
+            starter.fork(asked, theirs)
             theirs.close()
-            pid = told(channel)
-        except BaseException:
+            return channel, told(channel)
+        except BaseException as error:
             channel.hang_up()
             channel.end()
+            if isinstance(error, EOFError):
+                return channel, None
             raise
-    handle = os.pidfd_open(pid)
-    made.callback(see_it_end, handle)
-    return channel
 
 
 def birth_request(request: SandboxRequest, seen: Layout, group: Group | None, users: int) -> dict[str, object]:
@@ -131,14 +142,12 @@ def told(channel: Channel) -> int:
     """The process id that a birth is announced with.
 
     Raises:
-        SandboxError: there was none.
+        EOFError: the starter has ended.
+        SandboxError: there was no birth.
     """
-    try:
-        frame = channel.receive(time.monotonic() + OPEN_S)
-    except EOFError:
-        frame = None
+    frame = channel.receive(time.monotonic() + OPEN_S)
     if frame is None or "pid" not in frame[0]:
-        why = "its starter ended" if frame is None else frame[0].get("failed", "it gave no reason")
+        why = "its starter does not answer" if frame is None else frame[0].get("failed", "it gave no reason")
         raise SandboxError(f"No sandbox in namespaces can be made on this machine: {why}.")
     pid: int = frame[0]["pid"]
     return pid

@@ -455,7 +455,7 @@ def left_on_the_machine(marker: str) -> list[Path]:
     """Files, folders and control groups with a text in their names, where sandboxes might leave them."""
     places = [Path(place) for place in ("/tmp", "/var/tmp", "/dev/shm", str(Path.home()), os.getcwd())]
     found = [path for place in places for path in place.glob(f"*{marker}*")]
-    found += list(Path("/tmp").glob(f"agenttrain-*/**/*{marker}*"))
+    found += list(Path("/tmp").glob(f"agenttrain-*/*/{marker}"))
     return found + [Path(folder) for folder, _, _ in os.walk("/sys/fs/cgroup") if marker in folder]
 
 

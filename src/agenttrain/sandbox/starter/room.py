@@ -51,6 +51,7 @@ def build(room: Room, owner: tuple[int, int]) -> None:
     os.chdir("/")
     for folder in ("proc", "dev", "etc", "tmp", "dev/shm", room["path"].lstrip("/")):
         os.makedirs(f"/newroot/{folder}", exist_ok=True)
+    add_disk(room, owner)  # first: what is seen may lie in it
     for source, target in room["binds"]:
         show(source, target)
     for path, text in room["files"]:
@@ -59,7 +60,6 @@ def build(room: Room, owner: tuple[int, int]) -> None:
         os.makedirs(os.path.dirname(f"/newroot{path}"), exist_ok=True)
         os.symlink(leads_to, f"/newroot{path}")
     add_devices()
-    add_disk(room, owner)
 
 
 def show(source: str, target: str) -> None:
