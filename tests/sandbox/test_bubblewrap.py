@@ -21,6 +21,7 @@ from agenttrain.sandbox import bubblewrap
 from agenttrain.sandbox.bubblewrap import BubblewrapBackend
 from agenttrain.sandbox_protocol import Sandbox, SandboxFile, SandboxRequest
 from agenttrain.sandbox_spec import BOUNDARIES, LIMITS, SandboxLimits
+from agenttrain.testing.sandbox_contract import SandboxBackendContract
 
 PYTHON = "/usr/bin/python3"
 """That every user may run."""
@@ -31,7 +32,7 @@ as_root = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def backend() -> BubblewrapBackend:
+def bubblewrap_here() -> BubblewrapBackend:
     made = BubblewrapBackend()
     try:
         made.isolation(request())
@@ -42,6 +43,11 @@ def backend() -> BubblewrapBackend:
 
 def request(**limits: Any) -> SandboxRequest:
     return SandboxRequest(name="a test", files={"a/x.txt": SandboxFile(data=b"hello")}, limits=SandboxLimits(**limits))
+
+
+@pytest.fixture
+def backend(bubblewrap_here: BubblewrapBackend) -> BubblewrapBackend:
+    return bubblewrap_here
 
 
 @pytest.fixture
@@ -226,3 +232,11 @@ def test_an_older_bubblewrap_s_tmpfs_has_no_size(backend: BubblewrapBackend, tmp
 def test_a_bubblewrap_that_is_too_old_is_refused_by_the_option(backend: BubblewrapBackend, tmp_path: Path) -> None:
     with pytest.raises(SandboxError, match=r"has no option --as-pid-1\. Install bubblewrap 0\.5\.0 or newer"):
         BubblewrapBackend(program=without(("--as-pid-1",), tmp_path)).isolation(request())
+
+
+class TestContract(SandboxBackendContract):
+    """What every backend keeps to, by bwrap."""
+
+    @pytest.fixture
+    def backend(self, bubblewrap_here: BubblewrapBackend) -> BubblewrapBackend:  # type: ignore[override]
+        return bubblewrap_here

@@ -20,6 +20,7 @@ from agenttrain.errors import SandboxError
 from agenttrain.sandbox.containers import DockerBackend, PodmanBackend
 from agenttrain.sandbox_protocol import Sandbox, SandboxFile, SandboxRequest
 from agenttrain.sandbox_spec import BOUNDARIES, LIMITS, SandboxLimits
+from agenttrain.testing.sandbox_contract import SandboxBackendContract
 
 IMAGE = "localhost/agenttrain-test:1"
 PROGRAMS = ("sh", "cat", "env", "head", "ls", "sleep", "touch")
@@ -95,7 +96,7 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PodmanBackend]:
             if runtime is not None:
                 (folder / "containers.conf").write_text(f'[engine]\nruntime = "{runtime}"\n')
                 patch.setenv("CONTAINERS_CONF", str(folder / "containers.conf"))
-            backend = PodmanBackend()
+            backend = PodmanBackend(image=IMAGE)
             try:
                 backend.isolation(request())
             except SandboxError as error:
@@ -197,3 +198,15 @@ def test_of_a_killed_agenttrain_the_next_run_leaves_nothing(podman: PodmanBacken
     assert killed.returncode == -signal.SIGKILL
     podman.remove_left_behind()
     assert podman.left_behind() == []
+
+
+@pytest.mark.slow
+class TestContract(SandboxBackendContract):
+    """What every backend keeps to, in containers."""
+
+    same_python = False
+    n_at_once = 3
+
+    @pytest.fixture
+    def backend(self, podman: PodmanBackend) -> PodmanBackend:  # type: ignore[override]
+        return podman

@@ -44,15 +44,20 @@ class _ContainerBackend:
     next_step: str
     """What makes it answer."""
 
-    def __init__(self) -> None:
-        """Make a backend; the engine is asked when it is first needed."""
+    def __init__(self, *, image: str | None = None) -> None:
+        """Make a backend; the engine is asked when it is first needed.
+
+        Args:
+            image: where a request names none.
+        """
+        self._default_image = image
         self._engines: dict[str, str] = {}
         """Image that a container was made of, to the engine's name and version."""
         self._lock = threading.Lock()
 
     def isolation(self, request: SandboxRequest) -> Isolation:
         """What a container of the image is kept apart by; one is made once to find out."""
-        engine = self._tried(_image(request, self.name))
+        engine = self._tried(self._image(request))
         enforced = {
             "filesystem": f"read-only container of {engine}",
             "processes_end": f"process namespace of {engine}",
@@ -132,8 +137,17 @@ class _ContainerBackend:
         words += [] if request.network else ["--network=none"]
         for source, where in ((str(INSIDE), _INSIDE), *((path, path) for path in request.visible)):
             words.append(f"--mount=type=bind,source={source},destination={where},readonly")
-        words += [*self.extra, "--workdir=/", "--entrypoint=python3", _image(request, self.name)]
+        words += [*self.extra, "--workdir=/", "--entrypoint=python3", self._image(request)]
         return [*words, "-I", "-S", "-B", "-c", _BEGIN]
+
+    def _image(self, request: SandboxRequest) -> str:
+        image = request.image or self._default_image
+        if image is None:
+            raise SandboxError(
+                f"The backend {self.name!r} makes containers, and no image is named. Name one that has Python 3: "
+                "SandboxSpec(image='python:3.12-slim'), or --set sandbox.image=python:3.12-slim."
+            )
+        return image
 
     def _tried(self, image: str) -> str:
         with self._lock:
@@ -209,12 +223,3 @@ class PodmanBackend(_ContainerBackend):
     version = ("info", "--format={{.Version.Version}}")
     extra = ("--read-only-tmpfs=false",)
     next_step = "See what `podman info` says, or name another backend."
-
-
-def _image(request: SandboxRequest, name: str) -> str:
-    if request.image is None:
-        raise SandboxError(
-            f"The backend {name!r} makes containers, and no image is named. Name one that has Python 3: "
-            "SandboxSpec(image='python:3.12-slim'), or --set sandbox.image=python:3.12-slim."
-        )
-    return request.image
