@@ -84,6 +84,11 @@ def test_a_module_that_the_agent_removed_is_gone():
             "evil-1.0.dist-info/entry_points.txt was added: installed packages",
         ),
         ("venv/pyvenv.cfg", text("home = .\n"), "venv/pyvenv.cfg was added: installed packages"),
+        (
+            ".agenttrain-judge/json.py",
+            text("raise SystemExit"),
+            ".agenttrain-judge/json.py was added: where the programs of the judge lie",
+        ),
         ("json.py", text(""), "json.py was added: a module that stands in for json of the standard library"),
         (
             "unittest/__init__.py",

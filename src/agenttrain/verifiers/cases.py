@@ -19,7 +19,7 @@ from agenttrain.records import Task
 from agenttrain.sandbox_protocol import Execution, Sandbox, SandboxRefusal
 from agenttrain.sandbox_spec import SandboxLimits
 from agenttrain.verifiers.judging import (
-    HARNESS,
+    MAX_OUTPUT,
     Check,
     answer,
     end_of,
@@ -29,6 +29,7 @@ from agenttrain.verifiers.judging import (
     program_argv,
     submission_in,
 )
+from agenttrain.verifiers.submission import HARNESS
 
 NAME = "hidden_cases"
 RESULTS = f"{HARNESS}/results.jsonl"
@@ -65,7 +66,7 @@ def hidden_cases(
     include: Sequence[str] = ("*.py",),
     cases: Callable[[Task], Sequence[Mapping[str, Any]]] | None = None,
     strict: bool = True,
-    seconds: float | None = None,
+    seconds: float = 10.0,
     case_seconds: float = 2.0,
     tolerance: float = 1e-9,
     roots: Sequence[str] = (".",),
@@ -82,7 +83,7 @@ def hidden_cases(
         cases: gives a task's cases: {"call": "module:function", "args": […], "kwargs": {…}, and either "expected":
             value or "raises": "ValueError"}. None: reference["cases"] of the task.
         strict: the score is 1 only if all pass; else it is the share that pass.
-        seconds: for all cases together. None: the sandbox's own limit.
+        seconds: for all cases together, whatever the number of processes that they need.
         case_seconds: for one case, unless its code takes the alarm away.
         tolerance: of floats, relative and absolute.
         roots: folders that modules are imported from.
@@ -158,7 +159,7 @@ class _Trial:
     """Cases asked of the agent's code in one judging sandbox, in as few processes as it lets them be."""
 
     place: Sandbox
-    seconds: float | None
+    seconds: float
     case_seconds: float
     roots: tuple[str, ...]
     came: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -167,6 +168,7 @@ class _Trial:
     """Of the last process."""
     output: str = ""
     _n_read: int = 0
+    _n_runs: int = 0
     _started: float = field(default_factory=time.monotonic)
 
     def ask(self, cases: Sequence[Case]) -> None:
@@ -174,7 +176,7 @@ class _Trial:
         left = list(cases)
         while left:
             seconds = self._seconds_left()
-            if seconds is not None and seconds <= 0:
+            if seconds <= 0:
                 self.came.update({case.index: {"ended": "there was no time left for it"} for case in left})
                 return
             end = self._run(left, seconds)
@@ -187,7 +189,7 @@ class _Trial:
             left = [case for case in lost if case.index not in self.came]
             self.place.settle()
 
-    def _run(self, cases: Sequence[Case], seconds: float | None) -> str:
+    def _run(self, cases: Sequence[Case], seconds: float) -> str:
         given = {
             "results": RESULTS,
             "roots": self.roots,
@@ -196,8 +198,14 @@ class _Trial:
                 {"index": case.index, "call": case.call, "args": case.args, "kwargs": case.kwargs} for case in cases
             ],
         }
-        execution = self.place.run(program_argv("cases"), stdin=json.dumps(given), seconds=seconds)
-        self.exit_code, self.output = execution.exit_code, self.output + execution.text
+        try:
+            execution = self.place.run(program_argv("cases"), stdin=json.dumps(given), seconds=seconds)
+        except SandboxRefusal as refusal:
+            if not self._n_runs:
+                raise
+            return f"it could not be asked any more: {refusal}"  # what the agent's code did to its sandbox
+        self._n_runs += 1
+        self.exit_code, self.output = execution.exit_code, (self.output + execution.text)[-MAX_OUTPUT:]
         return self._end(execution)
 
     def _end(self, execution: Execution) -> str:
@@ -229,8 +237,8 @@ class _Trial:
         new, self._n_read = data[self._n_read :], len(data)
         return new.split(b"\n") if len(new) <= MAX_RESULT_BYTES else []
 
-    def _seconds_left(self) -> float | None:
-        return None if self.seconds is None else self.seconds - (time.monotonic() - self._started)
+    def _seconds_left(self) -> float:
+        return self.seconds - (time.monotonic() - self._started)
 
 
 def _check(case: Case, came: Mapping[str, Any] | None, tolerance: float) -> Check:

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from agenttrain.sandbox_protocol import Execution, Sandbox, SandboxRefusal
-from agenttrain.verifiers.judging import HARNESS, end_of, program_argv
+from agenttrain.verifiers.judging import end_of, program_argv
 from agenttrain.verifiers.programs.wire import AS_FILE, LONG, MAX_LINE
+from agenttrain.verifiers.submission import HARNESS
 
 WIRE = f"{HARNESS}/wire"
 MAX_MESSAGE_BYTES = 4 << 20

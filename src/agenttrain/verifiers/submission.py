@@ -21,6 +21,8 @@ from pathlib import PurePosixPath
 
 from agenttrain.sandbox_protocol import SandboxFile
 
+HARNESS = ".agenttrain-judge"
+"""Folder of a judging sandbox that holds our programs and what they say."""
 MAX_FILE_BYTES = 1 << 20
 """A larger file is not taken."""
 MAX_BYTES, MAX_FILES = 8 << 20, 4000
@@ -133,8 +135,10 @@ class _Judges:
 
     def takes(self, path: str) -> bool:
         """Whether a file is the agent's to give."""
-        if path in self.hidden or path in self.include:
-            return path not in self.hidden
+        if path in self.hidden or path.split("/")[0] == HARNESS:
+            return False
+        if path in self.include:
+            return True
         is_compiled = "__pycache__" in path.split("/") or path.endswith((".pyc", ".pyo"))
         return matches(path, self.include) and not is_compiled and not self.concern(path)
 

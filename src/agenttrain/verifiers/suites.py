@@ -22,7 +22,6 @@ from agenttrain.records import Task
 from agenttrain.sandbox_protocol import Execution, Sandbox, SandboxFile, SandboxRefusal
 from agenttrain.sandbox_spec import SandboxLimits
 from agenttrain.verifiers.judging import (
-    HARNESS,
     Check,
     HiddenFiles,
     HiddenFolder,
@@ -37,7 +36,7 @@ from agenttrain.verifiers.judging import (
     submission_in,
 )
 from agenttrain.verifiers.relay import WIRE, Relay
-from agenttrain.verifiers.submission import TEST_FILES, Submission, laid_over
+from agenttrain.verifiers.submission import HARNESS, TEST_FILES, Submission, laid_over
 
 NAME = "hidden_tests"
 RESULTS = f"{HARNESS}/results.json"
