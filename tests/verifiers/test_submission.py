@@ -87,7 +87,7 @@ def test_a_module_that_the_agent_removed_is_gone():
         (
             ".agenttrain-judge/json.py",
             text("raise SystemExit"),
-            ".agenttrain-judge/json.py was added: where the programs of the judge lie",
+            ".agenttrain-judge/json.py was added: where the verifier's own programs lie",
         ),
         ("json.py", text(""), "json.py was added: a module that stands in for json of the standard library"),
         (

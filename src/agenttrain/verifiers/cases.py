@@ -29,10 +29,10 @@ from agenttrain.verifiers.judging import (
     program_argv,
     submission_in,
 )
-from agenttrain.verifiers.submission import HARNESS
+from agenttrain.verifiers.submission import JUDGE_FOLDER
 
 NAME = "hidden_cases"
-RESULTS = f"{HARNESS}/results.jsonl"
+RESULTS = f"{JUDGE_FOLDER}/results.jsonl"
 MAX_RESULT_BYTES = 8 << 20
 """Of all results of one process; more is not read."""
 

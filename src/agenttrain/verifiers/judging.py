@@ -21,7 +21,6 @@ from agenttrain.sandbox_spec import Files
 from agenttrain.verifiers import programs
 from agenttrain.verifiers.submission import JUDGE_FOLDER, Submission, plain_text, submission_of
 
-HARNESS = JUDGE_FOLDER
 """Folder of a judging sandbox that holds our programs and what they say."""
 MAX_OUTPUT = 4000
 """Characters of output that are kept as evidence: its end."""
@@ -116,10 +115,10 @@ def submission_in(sandbox: Sandbox, include: Sequence[str], hidden: Mapping[str,
 
 def harness_files(*names: str) -> dict[str, SandboxFile]:
     """Our programs of these names, as files of a judging sandbox."""
-    package = f"{HARNESS}/agenttrain/verifiers/programs"
+    package = f"{JUDGE_FOLDER}/agenttrain/verifiers/programs"
     empty = ("agenttrain", "agenttrain/verifiers", "agenttrain/verifiers/programs")
     return {
-        **{f"{HARNESS}/{folder}/__init__.py": SandboxFile() for folder in empty},
+        **{f"{JUDGE_FOLDER}/{folder}/__init__.py": SandboxFile() for folder in empty},
         **{f"{package}/{name}.py": SandboxFile(data=_program(name)) for name in names},
     }
 
@@ -127,7 +126,7 @@ def harness_files(*names: str) -> dict[str, SandboxFile]:
 def program_argv(name: str) -> list[str]:
     """What starts one of our programs: Python without the folder, environment or user's packages in its path."""
     module = f"agenttrain.verifiers.programs.{name}"
-    start = f"import sys; sys.path.insert(0, {HARNESS!r}); from {module} import main; main()"
+    start = f"import sys; sys.path.insert(0, {JUDGE_FOLDER!r}); from {module} import main; main()"
     return ["python", "-I", "-B", "-c", start]
 
 

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 from agenttrain.sandbox_protocol import Execution, Sandbox, SandboxRefusal
 from agenttrain.verifiers.judging import end_of, program_argv
 from agenttrain.verifiers.programs.wire import AS_FILE, LONG, MAX_LINE
-from agenttrain.verifiers.submission import HARNESS
+from agenttrain.verifiers.submission import JUDGE_FOLDER
 
-WIRE = f"{HARNESS}/wire"
+WIRE = f"{JUDGE_FOLDER}/wire"
 MAX_MESSAGE_BYTES = 4 << 20
 MAX_WORKERS = 50
 """Processes of the agent's that one suite may use up."""

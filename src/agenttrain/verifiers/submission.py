@@ -21,8 +21,6 @@ from pathlib import PurePosixPath
 
 from agenttrain.sandbox_protocol import SandboxFile
 
-HARNESS = ".agenttrain-judge"
-"""Folder of a judging sandbox that holds our programs and what they say."""
 MAX_FILE_BYTES = 1 << 20
 """A larger file is not taken."""
 MAX_BYTES, MAX_FILES = 8 << 20, 4000
@@ -135,7 +133,7 @@ class _Judges:
 
     def takes(self, path: str) -> bool:
         """Whether a file is the agent's to give."""
-        if path in self.hidden or path.split("/")[0] == HARNESS:
+        if path in self.hidden or path.split("/")[0] == JUDGE_FOLDER:
             return False
         if path in self.include:
             return True

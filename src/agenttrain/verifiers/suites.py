@@ -36,11 +36,11 @@ from agenttrain.verifiers.judging import (
     submission_in,
 )
 from agenttrain.verifiers.relay import WIRE, Relay
-from agenttrain.verifiers.submission import HARNESS, TEST_FILES, Submission, laid_over
+from agenttrain.verifiers.submission import JUDGE_FOLDER, TEST_FILES, Submission, laid_over
 
 NAME = "hidden_tests"
-RESULTS = f"{HARNESS}/results.json"
-INI = f"{HARNESS}/pytest.ini"
+RESULTS = f"{JUDGE_FOLDER}/results.json"
+INI = f"{JUDGE_FOLDER}/pytest.ini"
 PROGRAMS = ("tests", "guard", "proxies", "wire")
 MAX_COLLECTIONS = 256
 """Suites whose test ids are remembered."""
