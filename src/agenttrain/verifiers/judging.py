@@ -21,7 +21,6 @@ from agenttrain.sandbox_spec import Files
 from agenttrain.verifiers import programs
 from agenttrain.verifiers.submission import JUDGE_FOLDER, Submission, plain_text, submission_of
 
-"""Folder of a judging sandbox that holds our programs and what they say."""
 MAX_OUTPUT = 4000
 """Characters of output that are kept as evidence: its end."""
 MAX_REASON = 500
