@@ -6,8 +6,9 @@ neither is anything that programs of the same user could undo.
 
 from __future__ import annotations
 
+import itertools
 import os
-import shutil
+import secrets
 import stat
 import subprocess
 import sys
@@ -77,6 +78,8 @@ class SubprocessBackend:
             uid = own.uid if own is not None else None
             folder = _folder(request.name, uid)
             made.callback(_remove_all_of, folder, uid)
+            (folder / "bin").mkdir()
+            (folder / "bin" / "python").symlink_to(self._python)
             if uid is not None:
                 made.callback(uids.end_user, uid)
             lock = (own.lock.fileno(),) if own is not None else ()
@@ -99,7 +102,7 @@ class SubprocessBackend:
         return Begin(
             path=str(folder / "work"),
             env={
-                "PATH": f"{os.path.dirname(self._python)}:/usr/local/bin:/usr/bin:/bin",
+                "PATH": f"{folder}/bin:{os.path.dirname(self._python)}:/usr/local/bin:/usr/bin:/bin",
                 "HOME": str(folder / "home"),
                 "TMPDIR": str(folder / "tmp"),
                 "LANG": "C.UTF-8",
@@ -205,20 +208,35 @@ def _remove_all_of(folder: Path, uid: int | None) -> None:
 
 
 def _owned(folder: Path, uid: int) -> list[Path]:
-    try:
-        return [Path(entry) for entry in os.scandir(folder) if entry.stat(follow_symlinks=False).st_uid == uid]
-    except OSError:
-        return []
+    found = []
+    for name in os.listdir(folder) if folder.is_dir() else ():
+        with suppress(FileNotFoundError):  # others come and go there
+            if (folder / name).lstat().st_uid == uid:
+                found.append(folder / name)
+    return found
 
 
 def _remove(path: Path) -> None:
-    """A file, or a folder with all below it; its owner may have closed folders in it."""
+    """A file, or a folder with all below it, however deep; its owner may have closed folders in it.
+
+    What stands in a folder's folder is moved up before, so that no path is longer than the system takes.
+    """
     if not stat.S_ISDIR(path.lstat().st_mode):
         path.unlink()
         return
-    for folder, names, _ in os.walk(path):
-        for name in names:
-            inner = os.path.join(folder, name)
-            if not os.path.islink(inner):
-                os.chmod(inner, 0o700)
-    shutil.rmtree(path)
+    path.chmod(0o700)
+    own_name, serials = secrets.token_hex(8), itertools.count()
+    while inner := list(path.iterdir()):
+        for each in inner:
+            if stat.S_ISDIR(each.lstat().st_mode):
+                each.chmod(0o700)
+                for below in list(each.iterdir()):
+                    if stat.S_ISDIR(below.lstat().st_mode):
+                        below.chmod(0o700)
+                        below.rename(path / f"{own_name}-{next(serials)}")
+                    else:
+                        below.unlink()
+                each.rmdir()
+            else:
+                each.unlink()
+    path.rmdir()
