@@ -10,6 +10,7 @@ from agenttrain import errors, markers, records
 from agenttrain import trainable as decorator
 
 PUBLIC = [
+    "External",
     "Limits",
     "Part",
     "PolicyFailure",
@@ -22,6 +23,7 @@ PUBLIC = [
     "current_sandbox",
     "current_task",
     "hookimpl",
+    "idempotency_key",
     "open_sandbox",
     "trainable",
     "use",
