@@ -16,7 +16,7 @@ from agenttrain.sandbox.inside import files, processes
 from agenttrain.sandbox.served import INSIDE, Begin, Channel, ServedSandbox, begun
 from agenttrain.sandbox_protocol import SandboxRefusal, SandboxRequest
 from agenttrain.sandbox_spec import SandboxLimits
-from agenttrain.testing.sandbox_contract import DAEMON, processes_with, wait_for_none
+from agenttrain.testing.machine import DAEMON, processes_with, wait_for_none
 
 LIMITS = SandboxLimits(seconds=20, disk_mib=1, output_kib=4)
 

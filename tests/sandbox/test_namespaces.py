@@ -17,7 +17,9 @@ from agenttrain.errors import SandboxError
 from agenttrain.sandbox.namespaces import NamespacesBackend
 from agenttrain.sandbox.starting import starter
 from agenttrain.sandbox_protocol import Sandbox, SandboxFile, SandboxRequest
-from agenttrain.testing.sandbox_contract import SandboxBackendContract, opened, sandbox_limits, wait_for_none
+from agenttrain.testing import SandboxBackendContract
+from agenttrain.testing.machine import wait_for_none
+from agenttrain.testing.sandbox_contract import opened, sandbox_limits
 
 ROOT = Path(__file__).parents[2]
 

@@ -1,15 +1,15 @@
 """For authors of plugins: contracts to subclass in pytest, and small real parts to test with.
 
-    EngineContract     ids in, ids and log probabilities out          engine_contract
-    TrainerContract    steps, an account of every rollout, resume     trainer_contract
-    VerifierContract   a score, the same twice, on any state          verifier_contract
-    RendererContract   messages to ids, ids to messages               renderer_contract
-    SandboxBackendContract  files, runs, limits, boundaries, leaks    sandbox_contract
-    ScenarioContract   27 scenarios of agents on a user's own model   scenarios
-    tiny_model         a Hugging Face folder, made in a second        small_model
-    toy_project        graph.py, tasks.jsonl and agenttrain.toml      toy
-    OddOnes            a world without a graph, for trainers          odd_ones
-    strategies         Hypothesis strategies of records               strategies
+    EngineContract          ids in, ids and log probabilities out           engine_contract
+    TrainerContract         steps, an account of every rollout, resume      trainer_contract
+    VerifierContract        a score, the same twice, on any state           verifier_contract
+    RendererContract        messages to ids, ids to messages                renderer_contract
+    SandboxBackendContract  files, runs, limits, boundaries, leaks          sandbox_contract
+    ScenarioContract        27 scenarios of agents on a user's own model    scenarios
+    tiny_model              a Hugging Face folder, made in a second         small_model
+    toy_project             graph.py, tasks.jsonl and agenttrain.toml       toy
+    OddOnes                 a world without a graph, for trainers           odd_ones
+    strategies              Hypothesis strategies of records                strategies
 
 Nothing here is a mock: models sample, graphs run, weights move. Each name is imported at its first use, since pytest,
 torch and Hypothesis are not there for everybody.

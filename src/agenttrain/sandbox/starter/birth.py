@@ -40,7 +40,7 @@ _NO_MORE = ("max_user_namespaces", "max_mnt_namespaces", "max_pid_namespaces", "
 
 def give_birth(request: Request, fd: int, serve: Serve) -> None:
     """Make namespaces and their first process, and tell its id over the socket; returns in the process that ends."""
-    groups = [os.open(f"{folder}/cgroup.procs", os.O_WRONLY) for folder in request["groups"]]
+    groups = [way_in(folder) for folder in request["groups"]]
     network = 0 if request["network"] else CLONE_NEWNET
     host_proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
     users = request["users"]
@@ -56,21 +56,32 @@ def give_birth(request: Request, fd: int, serve: Serve) -> None:
     if pid == 0:
         os.close(from_first)
         os.close(to_first)
-        become_first(request, fd, serve, (from_parent, to_parent))
+        become_first(request, fd, serve, groups, (from_parent, to_parent))
     os.close(to_parent)
-    for group in groups:  # takes milliseconds, while the other builds the room
-        os.write(group, str(pid).encode())
     if os.read(from_first, 1) and users:
         map_two_users(host_proc, pid, users)
     tell(fd, {"id": 0, "pid": pid})
     os.write(to_first, b".")
 
 
-def become_first(request: Request, fd: int, serve: Serve, pipes: tuple[int, int]) -> None:
+def way_in(group: str) -> int:
+    """What a process writes 0 to, to go into a control group: in version 1 where single threads go in.
+
+    To move a whole process the kernel waits until all processors have passed a quiet state, which takes many
+    milliseconds (cgroup_procs_write_start in kernel/cgroup/cgroup.c of Linux 6); a thread that moves itself waits for
+    nothing, and the first process has but one.
+    """
+    tasks = f"{group}/tasks"
+    return os.open(tasks if os.path.exists(tasks) else f"{group}/cgroup.procs", os.O_WRONLY)
+
+
+def become_first(request: Request, fd: int, serve: Serve, groups: list[int], pipes: tuple[int, int]) -> None:
     """Enter the room, lay down all rights but those over programs inside, and serve."""
     from_parent, to_parent = pipes
     owner = request["users"] + 1 if request["users"] else PROGRAM_USER
     try:
+        for group in groups:
+            os.write(group, b"0")
         os.setsid()
         socket.sethostname("sandbox")
         room.build(request["room"], (owner, owner))
