@@ -21,7 +21,7 @@ from agenttrain.sandbox import bubblewrap
 from agenttrain.sandbox.bubblewrap import BubblewrapBackend
 from agenttrain.sandbox_protocol import Sandbox, SandboxFile, SandboxRequest
 from agenttrain.sandbox_spec import BOUNDARIES, LIMITS, SandboxLimits
-from agenttrain.testing.sandbox_contract import SandboxBackendContract
+from agenttrain.testing import SandboxBackendContract
 
 PYTHON = "/usr/bin/python3"
 """That every user may run."""
