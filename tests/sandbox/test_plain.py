@@ -20,6 +20,7 @@ from agenttrain.sandbox import plain, uids
 from agenttrain.sandbox.plain import SubprocessBackend
 from agenttrain.sandbox_protocol import Sandbox, SandboxFile, SandboxRequest
 from agenttrain.sandbox_spec import SandboxLimits
+from agenttrain.testing import SandboxBackendContract
 
 PYTHON = "/usr/bin/python3"
 """That every user may run."""
@@ -289,3 +290,13 @@ def test_two_processes_never_lease_one_user() -> None:
         lease.close()
     with uids.held(lease.uid) as is_held:
         assert is_held
+
+
+class TestContract(SandboxBackendContract):
+    """What every backend keeps to, by ordinary processes."""
+
+    same_python = not IS_ROOT
+
+    @pytest.fixture
+    def backend(self) -> SubprocessBackend:  # type: ignore[override]
+        return backend()
