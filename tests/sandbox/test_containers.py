@@ -20,10 +20,26 @@ from agenttrain.errors import SandboxError
 from agenttrain.sandbox.containers import DockerBackend, PodmanBackend
 from agenttrain.sandbox_protocol import Sandbox, SandboxFile, SandboxRequest
 from agenttrain.sandbox_spec import BOUNDARIES, LIMITS, SandboxLimits
-from agenttrain.testing.sandbox_contract import SandboxBackendContract
+from agenttrain.testing import SandboxBackendContract
 
 IMAGE = "localhost/agenttrain-test:1"
-PROGRAMS = ("sh", "cat", "env", "head", "ls", "sleep", "touch")
+PROGRAMS = (
+    "sh",
+    "cat",
+    "chmod",
+    "echo",
+    "env",
+    "head",
+    "ln",
+    "ls",
+    "mkdir",
+    "mkfifo",
+    "rm",
+    "sleep",
+    "touch",
+    "true",
+    "unshare",
+)
 
 
 @pytest.mark.parametrize("kind", [DockerBackend, PodmanBackend])
