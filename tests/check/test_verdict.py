@@ -22,6 +22,7 @@ def lines(**fields: Any) -> tuple[str, ...]:
         "n_train": 0,
         "n_held_out": 0,
         "smallest_effect": None,
+        "sandbox": None,
         "spread": None,
         "memory": None,
         "cost": None,
