@@ -34,6 +34,8 @@ PROGRAMS = (
     "ls",
     "mkdir",
     "mkfifo",
+    "mount",
+    "pwd",
     "rm",
     "sleep",
     "touch",
