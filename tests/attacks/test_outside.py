@@ -358,6 +358,7 @@ def test_nothing_outside_is_written(siege: Siege, program: Program) -> None:
 WORKING = [each for each in (*READS, *WRITES) if each.values[0].works]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", [pytest.param(each.values[0].body, id=each.id) for each in WORKING])
 def test_where_nothing_holds_it_the_attack_works(body: str, the_prey: object) -> None:
     assert outside(body) != []

@@ -335,6 +335,7 @@ def test_nobody_is_reached(siege: Siege, program: Program) -> None:
 WORKING = [each for each in CALLS if each.values[0].works]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", [pytest.param(each.values[0].body, id=each.id) for each in WORKING])
 def test_where_nothing_holds_it_the_call_is_heard(body: str, the_prey: object) -> None:
     assert outside(body) != []
