@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from agenttrain.verifiers.suites import hidden_tests
     from agenttrain.verifiers.terms import invalid_tool_calls, seconds_used, tokens_used, turns_used
     from agenttrain.verifiers.trajectories import tool_trajectory
+    from agenttrain.verifiers.tampering import untampered
 
 __all__ = [
     "command_exits",
@@ -28,6 +29,7 @@ __all__ = [
     "tokens_used",
     "tool_trajectory",
     "turns_used",
+    "untampered",
 ]
 
 _homes = {
@@ -42,6 +44,7 @@ _homes = {
     "tokens_used": "terms",
     "tool_trajectory": "trajectories",
     "turns_used": "terms",
+    "untampered": "tampering",
 }
 
 
