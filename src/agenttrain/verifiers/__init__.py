@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from agenttrain.verifiers.cases import hidden_cases
     from agenttrain.verifiers.command import command_exits
     from agenttrain.verifiers.suites import hidden_tests
+    from agenttrain.verifiers.tampering import untampered
     from agenttrain.verifiers.terms import invalid_tool_calls, seconds_used, tokens_used, turns_used
     from agenttrain.verifiers.trajectories import tool_trajectory
-    from agenttrain.verifiers.tampering import untampered
 
 __all__ = [
     "command_exits",
