@@ -17,6 +17,7 @@ from agenttrain.config import INTEGRATIONS, parse_assignments, resolve
 from agenttrain.graph.human import check_on_interrupt
 from agenttrain.graph.world import World, check_setup
 from agenttrain.records import Task
+from agenttrain.reward.score import check_verifiers
 from agenttrain.trainable import trainable_of
 
 ROOT = Path(__file__).parents[1]
@@ -68,16 +69,32 @@ def test_the_world_and_the_human_are_taken(tmp_path: Path) -> None:
     assert names["human"](None, Interrupt(value="Refund?", id="1")) == "yes"
 
 
+def test_the_block_on_rewards_declares_what_it_says(tmp_path: Path) -> None:
+    """The third block: a sandbox, an outcome, a gate, a cost, and a tool with a stand-in."""
+    names: dict[str, Any] = {"__name__": "readme", "__file__": str(tmp_path / "graph.py"), "builder": None}
+    exec(compile(PYTHON[2], "README.md", "exec"), names)
+    noted = trainable_of(names["graph"])
+    assert noted is not None
+    assert noted.sandbox is not None
+    check_verifiers(noted.verifiers)
+    assert {name: part.kind for name, part in noted.verifiers.items()} == {
+        "tests": "outcome",
+        "honest": "safety",
+        "turns": "cost",
+    }
+    assert noted.tools["send_mail"].stand_in("you", "hello") == "sent"
+
+
 @pytest.mark.slow
 def test_serving_block_answers_with_the_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The third block, beside somebody's agent and a policy, runs as it stands; what it attached answers too."""
+    """The fourth block, beside somebody's agent and a policy, runs as it stands; what it attached answers too."""
     (tmp_path / "my_agent.py").write_text(MY_AGENT)
     (tmp_path / "policy").symlink_to(ROOT / "examples" / "order-desk" / "policy")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     names: dict[str, Any] = {"__name__": "readme"}
     try:
-        exec(compile(PYTHON[2], "README.md", "exec"), names)
+        exec(compile(PYTHON[3], "README.md", "exec"), names)
         said = names["served"].invoke({"messages": [("user", "Where is A41?")]})["messages"][-1]
         assert said.response_metadata["model_provider"] == "agenttrain"
     finally:
@@ -90,7 +107,7 @@ def test_plugin_block_registers_its_estimator() -> None:
     import types
 
     module = types.ModuleType("readme_plugin")
-    exec(compile(PYTHON[3], "README.md", "exec"), vars(module))
+    exec(compile(PYTHON[4], "README.md", "exec"), vars(module))
     plugins = plugins_module.Plugins.load(only="")
     plugins.add(module, "readme")
     assert plugins.advantage("best")([0.0, 1.0, 0.5]) == [0.0, 1.0, 0.0]
@@ -103,7 +120,7 @@ def test_no_placeholder_is_left() -> None:
 
 def test_every_python_block_is_tested_here() -> None:
     """A new Python block needs a test of its own."""
-    assert len(PYTHON) == 4
+    assert len(PYTHON) == 5
 
 
 @pytest.mark.parametrize("line", commands_of_readme())
