@@ -10,6 +10,10 @@ if scripts/tokenizers.sh; then
 else
   echo "The real tokenizers can't be brought: the tests that need them are skipped, and say so." >&2
 fi
+if ! command -v bwrap >/dev/null && command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
+  { apt-get update && apt-get install -y --no-install-recommends bubblewrap; } >/dev/null || true
+fi
+command -v bwrap >/dev/null || echo "bubblewrap is missing: the tests of its sandboxes are skipped, and say so." >&2
 set -x
 ruff format --check .
 ruff check .
