@@ -28,14 +28,15 @@ NOBODY = 65534
 IS_ROOT = os.geteuid() == 0
 as_root = pytest.mark.skipif(not IS_ROOT or not os.path.exists(PYTHON), reason="needs root and the system's Python")
 DAEMON = """
-import os, sys, time
+import os, time
 if os.fork() == 0:
     os.setsid()
-    if os.fork() == 0:
-        print(os.getpid(), flush=True)
+    pid = os.fork()
+    if pid == 0:
         os.close(1)
         os.close(2)
         time.sleep(1000)
+    print(pid, flush=True)
     os._exit(0)
 os.wait()
 """
