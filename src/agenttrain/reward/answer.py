@@ -117,5 +117,8 @@ def _number(value: Any) -> float | None:
 
 
 def _short(result: Any) -> str:
-    text = repr(result)
+    try:
+        text = repr(result)
+    except (ValueError, RecursionError):  # a whole number of more than 4300 digits, or lists nested too deep
+        return f"a {type(result).__name__} that can't be written down"
     return text if len(text) <= 200 else f"{text[:200]}…"

@@ -137,5 +137,8 @@ def cut_text(text: str, most: int = MOST_BYTES) -> str:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a whole number of more than 4300 digits, or lists nested too deep
+        return f"a {type(value).__name__} that can't be written down"
     return text if len(text) <= 200 else f"{text[:200]}…"

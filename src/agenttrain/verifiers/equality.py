@@ -24,5 +24,8 @@ def same(one: Any, other: Any) -> bool:
 
 def shown(value: Any) -> str:
     """In a comment: short, and with what tells a text from a number."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a whole number of more than 4300 digits, or lists nested too deep
+        return f"a {type(value).__name__} that can't be written down"
     return text if len(text) <= 120 else f"{text[:120]}…"

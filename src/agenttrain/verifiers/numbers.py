@@ -58,8 +58,8 @@ class NumberForm:
         """(the number, how it was written), or (None, why there is none)."""
         if isinstance(answer, str):
             return self._in_text(answer)
-        if isinstance(answer, int | float) and not isinstance(answer, bool) and math.isfinite(answer):
-            return self.exact(answer), repr(answer)
+        if isinstance(answer, int | float) and not isinstance(answer, bool) and _is_finite(answer):
+            return self.exact(answer), shown(answer)
         return None, "there is no answer" if answer is None else f"{shown(answer)} is no finite number"
 
     @staticmethod
@@ -112,6 +112,11 @@ class NumberForm:
             if rest.startswith(unit):
                 return sign + rest.removeprefix(unit).strip()
         return None
+
+
+def _is_finite(value: float) -> bool:
+    """Also of a whole number that no float holds."""
+    return isinstance(value, int) or math.isfinite(value)
 
 
 def number_of_reference(task_id: str, reference: Any, form: NumberForm) -> Fraction:

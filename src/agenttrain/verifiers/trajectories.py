@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from agenttrain.errors import ConfigError
 from agenttrain.records import Task
+from agenttrain.verifiers.equality import shown
 from agenttrain.verifiers.final_state import Reference, messages_of, of_task, role_of, text_of
 
 Mode = Literal["strict", "unordered", "subset", "superset"]
@@ -139,12 +140,12 @@ def _message(role: str, text: str, calls: Sequence[tuple[str, str]]) -> Message:
 def _calls(message: Any) -> tuple[list[tuple[str, str]], str]:
     """([(name, arguments)] of a message, the first that can't be read)."""
     bad = _field(message, "invalid_tool_calls") or ()
-    unreadable = [str(_field(call, "name") or _field(call, "args") or call)[:100] for call in bad]
+    unreadable = [shown(_field(call, "name") or _field(call, "args") or call) for call in bad]
     calls = []
     for call in _field(message, "tool_calls") or ():
         read = _read(call)
         if read is None:
-            unreadable.append(str(call)[:100])
+            unreadable.append(shown(call))
         else:
             calls.append(read)
     return calls, next(iter(unreadable), "")
