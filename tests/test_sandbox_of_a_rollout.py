@@ -17,6 +17,7 @@ from matrix.harness import Rolled, call, roll_graph, says
 from agenttrain import SandboxLimits, SandboxRefusal, SandboxSpec, Task, current_sandbox, current_task, open_sandbox
 from agenttrain.capture.store import read_store
 from agenttrain.errors import SandboxError
+from agenttrain.records import Isolation
 from agenttrain.sandbox.plugin import built_in
 from agenttrain.sandbox_protocol import SandboxRequest
 from agenttrain.testing import tiny_model
@@ -281,3 +282,22 @@ def test_check_tells_what_holds_and_what_was_allowed_to_be_missing(new_project: 
     found = command("check", project.graph, *once).json
     assert [each["where"] for each in found["findings"] if each["code"] == "sandbox_unenforced"] == ["sandbox="]
     assert found["verdict"]["sandbox"]["unenforced"] == ["disk_mib"]
+
+
+def test_inspect_tells_what_held_and_what_ran(new_project: Any, command: Any) -> None:
+    project = new_project(decorated=BOXED.replace("NETWORK", "network=True"))
+    assert command("check", project.graph, "--json", "--n-tasks", "1", "--siblings", "1").json["trial"]["rollouts"] == 1
+    (rollout,) = project.store.rollouts()
+    shown = command("inspect", project.run.id, rollout.id)
+    assert f"sandbox: {rollout.isolation.in_words}" in shown.out.splitlines()
+    plain = command("inspect", project.run.id, rollout.id, "--json").json
+    assert plain["sandbox"]["backend"] == "namespaces"
+    assert (plain["tools_run"], plain["stand_ins_run"]) == ({}, {})
+
+
+def test_isolation_in_words() -> None:
+    held = {"filesystem": "mount namespace", "disk_mib": "tmpfs", "seconds": "clock", "output_kib": "clock"}
+    assert Isolation(backend="b", enforced=held, unenforced=("network", "memory_mib")).in_words == (
+        "b (filesystem by mount namespace; disk_mib by tmpfs; seconds, output_kib by clock); "
+        "not enforced: network, memory_mib"
+    )

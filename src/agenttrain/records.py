@@ -428,6 +428,19 @@ class Isolation:
     unenforced: tuple[str, ...] = ()
     """Those that don't, which the user allowed. A network that the user asked for is in neither."""
 
+    @property
+    def in_words(self) -> str:
+        """For people, in one line.
+
+        Example: "namespaces (filesystem by mount namespace; disk_mib by tmpfs); not enforced: network"
+        """
+        by_means: dict[str, list[str]] = {}
+        for name, means in self.enforced.items():
+            by_means.setdefault(means, []).append(name)
+        held = "; ".join(f"{', '.join(names)} by {means}" for means, names in by_means.items())
+        missing = f"; not enforced: {', '.join(self.unenforced)}" if self.unenforced else ""
+        return f"{self.backend} ({held}){missing}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:

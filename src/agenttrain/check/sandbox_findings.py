@@ -34,21 +34,6 @@ def isolation_findings(maker: SandboxMaker | None, task: Task | None) -> tuple[l
     return [warning("sandbox_unenforced", "sandbox=", text)], isolation
 
 
-def isolation_line(isolation: Isolation | None) -> str:
-    """For people, in one line. Empty: there is no sandbox.
-
-    Example: "sandbox: namespaces (filesystem by mount namespace; memory_mib by cgroup); not enforced: network"
-    """
-    if isolation is None:
-        return ""
-    by_means: dict[str, list[str]] = {}
-    for name, means in isolation.enforced.items():
-        by_means.setdefault(means, []).append(name)
-    held = "; ".join(f"{', '.join(names)} by {means}" for means, names in by_means.items())
-    missing = f"; not enforced: {', '.join(isolation.unenforced)}" if isolation.unenforced else ""
-    return f"sandbox: {isolation.backend} ({held}){missing}"
-
-
 def tampering_findings(results: Sequence[RolloutResult]) -> list[Finding]:
     """What rollouts changed of what judges them: it changed no score, and should be known."""
     seen = [found for result in results if (found := tampering_of(result.rollout))]

@@ -10,7 +10,6 @@ from agenttrain.check.calls import calls_of, calls_text, own_calls, roles_by_nod
 from agenttrain.check.finding import Finding
 from agenttrain.check.prepared import Prepared
 from agenttrain.check.reward_findings import Spread, spread_of
-from agenttrain.check.sandbox_findings import isolation_line
 from agenttrain.check.trial import Trial
 from agenttrain.config import Config
 from agenttrain.forecast import as_dict, size
@@ -76,7 +75,7 @@ class Verdict:
                 f"tasks: {self.n_train} to train on, {self.n_held_out} held out{effect}"
                 if has_tasks
                 else "tasks: none",
-                isolation_line(self.sandbox),
+                f"sandbox: {self.sandbox.in_words}" if self.sandbox is not None else "",
                 _spread_line(self.spread),
                 _memory_line(self.memory),
                 _cost_line(self.cost),

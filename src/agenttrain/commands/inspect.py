@@ -245,6 +245,9 @@ def _show(
                 **_row(rollout),
                 "fate": fate,
                 "closed": rollout.reward.closed if rollout.reward is not None else "",
+                "sandbox": asdict(rollout.isolation) if rollout.isolation is not None else None,
+                "tools_run": dict(rollout.tools_run),
+                "stand_ins_run": dict(rollout.stand_ins_run),
                 "reward_parts": [asdict(part) for part in rollout.reward.parts] if rollout.reward is not None else [],
                 "turns": [_as_plain(turn) | {"credit": _credit(rollout, turn)} for turn in turns],
                 "trajectories": [_as_plain(path) for path in paths],
@@ -256,6 +259,8 @@ def _show(
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"{rollout.id}: {rollout.status} {rollout.cause}".rstrip(), style="bold", markup=False)
     _show_reward(console, rollout)
+    for line in _surroundings(rollout):
+        console.print(line, markup=False)
     console.print(fate, markup=False)
     breaks = Counter[str](path.break_cause for path in paths if path.break_cause != "first_turn")
     for line in _history_lines(breaks, Counter[str](how for turn in turns for how in turn.respelled)):
@@ -295,6 +300,15 @@ def _show_reward(console: Console, rollout: Rollout) -> None:
         return
     for line in reward_lines(rollout.reward):
         console.print(line, markup=False)
+
+
+def _surroundings(rollout: Rollout) -> list[str]:
+    """What kept its sandbox apart, and which tools ran or were stood in for; nothing where it had neither."""
+    lines = [f"sandbox: {rollout.isolation.in_words}"] if rollout.isolation is not None else []
+    for label, counts in (("tools", rollout.tools_run), ("stand-ins", rollout.stand_ins_run)):
+        if counts:
+            lines.append(f"{label}: {', '.join(f'{name} × {n}' for name, n in sorted(counts.items()))}")
+    return lines
 
 
 def _credit(rollout: Rollout, turn: Turn) -> float | None:
