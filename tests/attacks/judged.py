@@ -16,7 +16,7 @@ from agenttrain.reward.score import score
 from agenttrain.sandbox_protocol import Sandbox, SandboxBackend, SandboxFile, SandboxRequest
 from agenttrain.sandbox_spec import SandboxLimits
 from agenttrain.trainable import Part
-from agenttrain.verifiers import hidden_cases, hidden_tests
+from agenttrain.verifiers import command_exits, hidden_cases, hidden_tests
 
 BROKEN = "def total(prices):\n    return sum(prices[1:])\n"
 REPAIRED = "def total(prices):\n    return sum(prices)\n"
@@ -53,6 +53,13 @@ CASES = [
     {"call": "calc:total", "args": [[7]], "expected": 7},
     {"call": "calc:total", "args": [None], "raises": "TypeError"},
 ]
+CHECK = """\
+import subprocess, sys
+code = "import sys; sys.path.append('.'); import calc; print(calc.total([4, 5, 6]), calc.total([7]))"
+ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+sys.exit(ran.stdout.split() != ["15", "7"])
+"""
+"""A hidden script, which has the agent's code print in a process of its own."""
 TASK = Task(id="calc", input={}, reference={"cases": CASES})
 LIMITS = SandboxLimits(seconds=60, memory_mib=256, processes=48, disk_mib=32)
 PATIENT = {"seconds": 60.0, "limits": LIMITS}
@@ -61,6 +68,7 @@ PATIENT = {"seconds": 60.0, "limits": LIMITS}
 JUDGES = {
     "cases": hidden_cases(**PATIENT),
     "apart": hidden_tests(files={"tests/test_hidden.py": HIDDEN_TESTS}, call_seconds=30, **PATIENT),
+    "command": command_exits(["python", "check.py"], files={"check.py": CHECK}, **PATIENT),
     "together": hidden_tests(files={"tests/test_hidden.py": HIDDEN_TESTS}, apart=False, **PATIENT),
 }
 
@@ -74,7 +82,7 @@ class Trick:
     """Of the shell, run after the files are written."""
     reported: str = ""
     """A part of the line that tells of it. Empty: there is nothing to tell."""
-    reported_by: tuple[str, ...] = ("cases", "apart", "together")
+    reported_by: tuple[str, ...] = ("cases", "command", "apart", "together")
     deceives: bool = True
     """Whether `python -m pytest` passes on the program with the bug: what a naive verifier would ask."""
     of_repaired: float = 1.0

@@ -179,7 +179,12 @@ def test_only_the_text_itself_counts(answers: list[Any]) -> None:
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
 JSONS = [
-    attack(KIND, "a key twice", "answers JSON in which the last, or the first, is right", ['{"n": 1, "n": 42}', '{"n": 42, "n": 1}']),
+    attack(
+        KIND,
+        "a key twice",
+        "answers JSON in which the last, or the first, is right",
+        ['{"n": 1, "n": 42}', '{"n": 42, "n": 1}'],
+    ),
     attack(
         KIND,
         "JSON among words",
@@ -190,19 +195,42 @@ JSONS = [
         KIND,
         "JSON that is none",
         "answers NaN, Infinity, comments, single quotes and Python's own",
-        ['{"n": NaN}', '{"n": Infinity}', "{'n': 42}", '{"n": 42 /* */}', '{n: 42}', "dict(n=42)", '{"n": 0x2a}', "NaN"],
+        [
+            '{"n": NaN}',
+            '{"n": Infinity}',
+            "{'n': 42}",
+            '{"n": 42 /* */}',
+            "{n: 42}",
+            "dict(n=42)",
+            '{"n": 0x2a}',
+            "NaN",
+        ],
     ),
     attack(
         KIND,
         "other types in JSON",
         "answers a text, true and null in a number's place, and a key too many",
-        ['{"n": "42"}', '{"n": true}', '{"n": null}', '{"n": [42]}', '{"n": 42, "m": 1}', '{"N": 42}', '{"n ": 42}', "42"],
+        [
+            '{"n": "42"}',
+            '{"n": true}',
+            '{"n": null}',
+            '{"n": [42]}',
+            '{"n": 42, "m": 1}',
+            '{"N": 42}',
+            '{"n ": 42}',
+            "42",
+        ],
     ),
     attack(
         KIND,
         "JSON nested past any depth",
         "nests arrays and objects until a parser gives up",
-        ["[" * DEEP, "[" * DEEP + "]" * DEEP, '{"n":' * DEEP + "42" + "}" * DEEP, '{"n": ' + "[" * 900 + "]" * 900 + "}"],
+        [
+            "[" * DEEP,
+            "[" * DEEP + "]" * DEEP,
+            '{"n":' * DEEP + "42" + "}" * DEEP,
+            '{"n": ' + "[" * 900 + "]" * 900 + "}",
+        ],
     ),
     attack(
         KIND,
@@ -216,7 +244,7 @@ JSONS = [
         "answers surrogates, zero bytes and a byte order mark",
         ['{"n": "\\ud800"}', '\ufeff{"n": 42}', '{"n": 42}\x00', '{"\\ud800": 42}', "\ud800", '{"n\\u0000": 42}'],
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("answers", JSONS)
@@ -266,7 +294,11 @@ CALLS = [
         "writes calls with broken, nested and huge arguments",
         [
             {"messages": [AIMessage("", invalid_tool_calls=[BAD])]},
-            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "search", "arguments": "[" * DEEP}}]}]},
+            {
+                "messages": [
+                    {"role": "assistant", "tool_calls": [{"function": {"name": "search", "arguments": "[" * DEEP}}]}
+                ]
+            },
             {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "search", "arguments": "{"}}]}]},
             {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": 7, "arguments": "{}"}}]}]},
             {"messages": [{"role": "assistant", "tool_calls": "search"}]},
@@ -299,7 +331,7 @@ CALLS = [
             calling(called("search", {"q": {"a": [1] * 1000}})),
         ],
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("states", CALLS)

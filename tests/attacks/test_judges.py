@@ -144,7 +144,7 @@ TRICKS = [
             except ImportError:
                 raise unittest.SkipTest("no")
             n = len(prices) if prices is not None else 2
-            {0: pytest.xfail, 1: pytest.skip, 3: pytest.exit}.get(n, pytest.skip)("no")
+            {0: pytest.xfail, 1: pytest.exit, 3: pytest.skip}.get(n, pytest.skip)("no")
         """,
         of_repaired=0.0,
     ),
@@ -373,7 +373,6 @@ TRICKS = [
                 sys.addaudithook(hook)
             return _total(prices)
         """,
-        told=True,
     ),
     trick(
         "tracing",
@@ -547,8 +546,8 @@ TRICKS = [
         of_repaired=1.0,
     ),
 ]
-APART_DIFFERS = {"arguments-that-change": 0.0}
-"""A list that holds itself can't go back to the test that gave it."""
+APART_DIFFERS = {"arguments-that-change": 0.0, "audit-hooks": 0.0}
+"""A list that holds itself can't go back to the test that gave it; and its process can't wait for another question."""
 
 
 def laid(program: str, code: str) -> str:

@@ -350,9 +350,9 @@ def test_no_score_changes_and_it_is_told(backend: SandboxBackend, trick: Trick) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("judged_by", ["apart", "together"])
+@pytest.mark.parametrize("judged_by", ["command", "apart", "together"])
 @pytest.mark.parametrize("trick", [pytest.param(each.values[0], id=each.id) for each in TRICKS])
-def test_nor_does_that_of_hidden_tests(backend: SandboxBackend, judged_by: str, trick: Trick) -> None:
+def test_nor_does_that_of_other_judges(backend: SandboxBackend, judged_by: str, trick: Trick) -> None:
     for program, expected in ((BROKEN, 0.0), (REPAIRED, trick.of_repaired)):
         score, tampering, comment = judge(backend, judged_by, program, trick)
         assert score == expected, comment
@@ -382,7 +382,7 @@ def test_an_honest_agent_is_judged_as_it_should_be(backend: SandboxBackend) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("judged_by", ["apart", "together"])
-def test_and_by_hidden_tests(backend: SandboxBackend, judged_by: str) -> None:
+@pytest.mark.parametrize("judged_by", ["command", "apart", "together"])
+def test_and_by_other_judges(backend: SandboxBackend, judged_by: str) -> None:
     for program, expected in ((BROKEN, 0.0), (REPAIRED, 1.0)):
         assert judge(backend, judged_by, program, Trick())[:2] == (expected, [])
