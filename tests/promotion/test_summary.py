@@ -112,8 +112,8 @@ def test_the_last_attempt_counts_in_any_order_of_arrival() -> None:
 
 
 def test_slices_are_per_metadata_key_with_at_most_20_values() -> None:
-    """21 values are too many; a value that is no text stands as JSON; a task without the key is in no slice."""
-    rows = tasks(*({"n": i, "even": i % 2 == 0} for i in range(20)), {"n": 20})
+    """21 values are too many; a value that is no text stands as JSON; none is made of files or lists."""
+    rows = tasks(*({"n": i, "even": i % 2 == 0, "files": {}, "words": []} for i in range(20)), {"n": 20})
     summary = summarize([rollout("a", success=True, score=1.0)], rows, 1)
     assert summary["by_slice"] == {
         "even": {"true": {"tasks": 10, "success": 0.1}, "false": {"tasks": 10, "success": 0.0}}

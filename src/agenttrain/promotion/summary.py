@@ -87,11 +87,14 @@ def by_slice(
 ) -> dict[str, dict[str, dict[str, float | int]]]:
     """Metadata key to its values to {tasks, success}, for keys with at most 20 values.
 
-    A task without the key is in none of its slices. A value that is no text stands as JSON.
+    A task without the key is in none of its slices. A value that is no text stands as JSON; one that holds others, such
+    as a task's files, makes no slice.
     """
     slices: dict[str, dict[str, set[str]]] = {}
     for task in tasks:
         for key, value in task.metadata.items():
+            if isinstance(value, Mapping | list):
+                continue
             slices.setdefault(key, {}).setdefault(_text(value), set()).add(task.id)
     return {
         key: {value: _slice(counted, ids, repeats) for value, ids in values.items()}
