@@ -103,9 +103,9 @@ def test_splits_share_no_name_and_no_constant() -> None:
     """No function's name and no constant to copy of a held-out program is a training one's; families are even."""
     names, constants = {}, {}
     for split in ("train", "held_out"):
-        texts = {draft.name: draft.files["program.py"] for draft in drafts(split)}
-        names[split] = set(texts)
-        constants[split] = set(re.findall(r", and a \w+ of (\d+)", "".join(texts.values())))
+        texts = [draft.files["program.py"] for draft in drafts(split)]
+        names[split] = {draft.name for draft in drafts(split)}
+        constants[split] = set(re.findall(r", and a \w+ of (\d+)", "".join(texts)))
     assert not names["train"] & names["held_out"]
     assert not constants["train"] & constants["held_out"]
     assert (len(names["held_out"]), len(constants["held_out"])) == (56, 13)
