@@ -32,7 +32,8 @@ GRACE_S = 60.0
 """Past its own limit, an answer is waited for this long; then the sandbox counts as failed."""
 OPEN_S = 60.0
 """A sandbox that can't run programs by then counts as failed."""
-_HEAD = struct.Struct(">II")
+HEAD = struct.Struct(">II")
+"""Of a frame: bytes of its header, and of its body."""
 
 Frame = tuple[dict[str, Any], bytes]
 Open = Callable[[SandboxRequest], Sandbox]
@@ -82,7 +83,7 @@ class Channel:
         with self._sending:
             if not self._is_open:
                 raise BrokenPipeError("closed")
-            for part in (_HEAD.pack(len(head), len(body)) + head, body):
+            for part in (HEAD.pack(len(head), len(body)) + head, body):
                 view = memoryview(part)
                 while view:
                     view = view[os.write(self._to, view) :]
@@ -95,7 +96,7 @@ class Channel:
         """
         if not select_readable(self._from, until):
             return None
-        n_head, n_body = _HEAD.unpack(self._exactly(_HEAD.size))
+        n_head, n_body = HEAD.unpack(self._exactly(HEAD.size))
         content = self._exactly(n_head + n_body)
         return json.loads(content[:n_head]), content[n_head:]
 
@@ -256,7 +257,7 @@ class ServedSandbox:
         words = ("sh", "-c", argv) if isinstance(argv, str) else tuple(argv)
         check_words(words, env or {})
         most = self.request.limits.seconds
-        given = most if seconds is None else min(seconds, most)
+        given = seconds if seconds is not None and seconds < most else most  # also where it is no number
         n_before = self.n_out_of_memory()
         header = {"op": "run", "argv": words, "env": dict(env or {}), "seconds": given, "folder": folder}
         answer, output = self._ask(header, as_bytes(stdin), within_s=given + GRACE_S)
@@ -275,19 +276,19 @@ class ServedSandbox:
 
     def read(self, path: str) -> str:
         """A file's text, up to output_kib."""
-        return as_text(self._ask({"op": "read", "path": path, "text": True})[1])
+        return as_text(self._ask({"op": "read", "path": as_path(path), "text": True})[1])
 
     def read_bytes(self, path: str) -> bytes:
         """A file whole, up to disk_mib."""
-        return self._ask({"op": "read", "path": path, "text": False})[1]
+        return self._ask({"op": "read", "path": as_path(path), "text": False})[1]
 
     def write(self, path: str, content: str | bytes) -> None:
         """Write a file, its folders too."""
-        self._ask({"op": "write", "path": path}, as_bytes(content))
+        self._ask({"op": "write", "path": as_path(path)}, as_bytes(content))
 
     def list(self, path: str = ".") -> list[str]:
         """All that stands in a folder and below it, relative to the working directory."""
-        names: list[str] = self._ask({"op": "list", "path": path})[0]["names"]
+        names: list[str] = self._ask({"op": "list", "path": as_path(path)})[0]["names"]
         return names
 
     def settle(self) -> None:
@@ -380,8 +381,30 @@ def check_words(words: Sequence[str], env: Mapping[str, str]) -> None:
 
 
 def as_bytes(content: str | bytes) -> bytes:
-    """UTF-8 of a text."""
-    return content.encode(errors="surrogateescape") if isinstance(content, str) else bytes(content)
+    """UTF-8 of a text.
+
+    Raises:
+        SandboxRefusal: it holds half of a character, as JSON can.
+    """
+    try:
+        return content.encode(errors="surrogateescape") if isinstance(content, str) else bytes(content)
+    except UnicodeEncodeError as error:
+        raise SandboxRefusal(f"The text can't be written as UTF-8: {error.reason} at {error.start}.") from error
+
+
+def as_path(path: str) -> str:
+    """A path as it came, where a file can have that name.
+
+    Raises:
+        SandboxRefusal: none can.
+    """
+    if not isinstance(path, str):
+        raise SandboxRefusal(f"{path!r} is no path. Give a text.")
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError as error:
+        raise SandboxRefusal(f"{path!r} is no path: {error.reason} at {error.start}.") from error
+    return path
 
 
 def as_text(data: bytes) -> str:
