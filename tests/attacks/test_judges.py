@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import pytest
 from attacks.harness import attack
-from attacks.judged import BROKEN, REPAIRED, VISIBLE, Trick, judge, left_by
+from attacks.judged import BROKEN, LIMITS, REPAIRED, TASK, VISIBLE, Trick, evidence, judge, left_by
 
+from agenttrain.reward.score import score
 from agenttrain.sandbox_protocol import SandboxBackend
+from agenttrain.trainable import Part
+from agenttrain.verifiers import hidden_cases
 
 KIND = "the running judge"
 
@@ -605,3 +608,25 @@ def test_the_visible_test_alone_is_deceived(backend: SandboxBackend, name: str) 
         sandbox.write("test_calc.py", VISIBLE)
         ran = sandbox.run(["python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_calc.py"])
     assert ran.exit_code == 0, ran.text
+
+
+@pytest.mark.attack(
+    kind=KIND,
+    name="all the time there is",
+    tried="takes the alarm away and loops for each case, so that the verifier might run out of its own time",
+    outcome="contained",
+)
+def test_time_is_the_agents_and_it_is_limited_for_all_cases_together(backend: SandboxBackend) -> None:
+    """A score of 0, and no error of the verifier's, which would be tried again."""
+    code = """
+        import signal
+        def total(prices):
+            signal.signal(signal.SIGALRM, signal.SIG_IGN)
+            while True:
+                pass
+        """
+    verifier = hidden_cases(seconds=1.5, case_seconds=0.3, limits=LIMITS)
+    with left_by(backend, laid(REPAIRED, code), Trick()) as sandbox:
+        reward = score({"cases": Part(verifier)}, task=TASK, state={}, timeout_s=60, sandbox=sandbox)
+    checks = evidence(reward.parts[0])["checks"]
+    assert (reward.score, [check["passed"] for check in checks]) == (0.0, [False] * 4)

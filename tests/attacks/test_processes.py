@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from attacks.harness import Siege, attack, run
@@ -594,3 +597,36 @@ def test_reading_what_is_no_file_neither_hangs_nor_fills(siege: Siege) -> None:
         found = sandbox.snapshot()
         assert {found["pipe"].kind, found["zero"].kind, found["loop"].kind} == {"other", "link"}
         assert found["closed/file"].data == b"x"
+
+
+@pytest.mark.attack(
+    kind=RESOURCES,
+    name="texts that no tool can pass on",
+    tried="asks with half characters, as JSON can write them, and with times that are no number",
+    outcome="contained",
+)
+def test_what_can_not_be_passed_on_is_refused_and_no_failure_of_the_sandbox(siege: Siege) -> None:
+    """An environment failure would be tried again; a refusal is the agent's own."""
+    half = "\ud800"
+    asked: list[Callable[[Sandbox], Any]] = [
+        lambda it: it.write("a.txt", half),
+        lambda it: it.write(half, "x"),
+        lambda it: it.read(half),
+        lambda it: it.read_bytes(half),
+        lambda it: it.list(half),
+        lambda it: it.run(["true"], folder=half),
+        lambda it: it.run(["true"], stdin=half),
+        lambda it: it.run(["echo", half]),
+        lambda it: it.run(f"echo {half}"),
+        lambda it: it.run(["true"], env={"A": half}),
+        lambda it: it.run(["true"], env={"A=B": "x"}),
+        lambda it: it.read("a/" * 5000),
+        lambda it: it.write("a" * 300, "x"),
+    ]
+    with siege.sandbox(seconds=1) as sandbox:
+        for ask in asked:
+            with pytest.raises(SandboxRefusal):
+                ask(sandbox)
+        for seconds in (math.nan, math.inf, 1e300):
+            assert sandbox.run(["sleep", "60"], seconds=seconds).ended_by == "seconds"
+        assert sandbox.run(["echo", "alive"]).ok
