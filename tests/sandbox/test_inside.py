@@ -96,6 +96,26 @@ def test_it_does_not_end_the_processes_of_its_own_user(tmp_path: Path) -> None:
         started(tmp_path, *IN_A_NAMESPACE, ends="uid")
 
 
+END_ROOT = """
+import importlib, sys
+sys.path.insert(0, sys.argv[1])
+try:
+    importlib.import_module("inside.processes").end_processes_of(0, 0)
+except RuntimeError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_processes_of_root_are_never_ended_as_a_sandboxs() -> None:
+    """Nor of the user that it was before; tried where nothing else could be ended."""
+    if subprocess.run([*IN_A_NAMESPACE, "true"], capture_output=True).returncode:
+        pytest.skip("unshare --pid does not work here")
+    words = [*IN_A_NAMESPACE, sys.executable, "-c", END_ROOT, str(INSIDE.parent)]
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert ran.stdout == "user 0 is not the sandbox's alone, and none of its processes is ended\n"
+
+
 def test_when_it_is_killed_calls_fail(bare: Bare) -> None:
     sandbox, process = bare
     process.kill()
@@ -142,6 +162,16 @@ def test_a_place_is_within_the_root_or_refused(tmp_path: Path) -> None:
     for path in ("..", "../wx", "up", "up/wx/a", f"{root}x", "/", "a\0"):
         with pytest.raises(files.Refusal):
             files.place_of(root, path)
+
+
+def test_an_id_that_is_named_but_once_is_not_killed() -> None:
+    """Between the two it may have become another process's."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        names = iter([[process.pid], [], []])
+        processes.end_all(lambda: next(names))
+        assert process.poll() is None
+        processes.end_all(lambda: [process.pid] if process.poll() is None else [])
+    assert process.returncode == -9
 
 
 def test_a_family_is_all_below_a_process_but_not_its_sisters() -> None:

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from agenttrain.sandbox.owners import is_left_behind, owned_name
+from agenttrain.sandbox.owners import _numbered, is_left_behind, owned_name
 
 GIVE = "from agenttrain.sandbox.owners import owned_name; print(owned_name('a/b c'))"
 
@@ -44,3 +44,23 @@ def test_what_can_not_be_known_is_not_left_behind() -> None:
     assert not is_left_behind(f"agenttrain-{pid}-{int(started) - 1}-{int(namespace) + 1}-{serial}-{readable}")
     assert not is_left_behind("agenttrain-12-something")
     assert not is_left_behind("other")
+
+
+WITHOUT_FILES = """
+import os, resource, sys
+from agenttrain.sandbox.owners import is_left_behind, owned_name
+name = owned_name("mine")
+assert not is_left_behind(name)
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+print(is_left_behind(name), is_left_behind(sys.argv[1]))
+"""
+
+
+def test_a_process_that_can_open_no_file_takes_nobody_for_dead() -> None:
+    words = [sys.executable, "-c", WITHOUT_FILES, owned_name("ours")]
+    assert subprocess.run(words, stdout=subprocess.PIPE, check=True, text=True).stdout == "False False\n"
+
+
+def test_another_start_of_a_machine_has_other_names() -> None:
+    """Namespaces of process ids have the same number on every machine, and an engine may serve several."""
+    assert _numbered(4026531836, "a") != _numbered(4026531836, "b")

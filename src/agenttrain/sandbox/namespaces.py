@@ -6,13 +6,13 @@ rights but what a user namespace leaves.
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import select
 import signal
 import socket
 import threading
-import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ from agenttrain.sandbox.cgroups import Group
 from agenttrain.sandbox.launch import group_of
 from agenttrain.sandbox.layout import Layout, layout
 from agenttrain.sandbox.seccomp import filter_program
-from agenttrain.sandbox.served import OPEN_S, Begin, Channel, ServedSandbox, begun
+from agenttrain.sandbox.served import HEAD, OPEN_S, Begin, Channel, ServedSandbox, begun
 from agenttrain.sandbox.starting import starter
 from agenttrain.sandbox_protocol import Sandbox, SandboxRequest
 
@@ -95,30 +95,33 @@ def opened(
 def born(request: SandboxRequest, seen: Layout, group: Group | None, made: ExitStack, *, users: int) -> Channel:
     """The channel to the first process of new namespaces, which has not begun to serve."""
     asked = birth_request(request, seen, group, users)
-    channel, pid = announced(asked)
-    if pid is None:  # the starter ended while it was asked; there is a new one now
-        channel, pid = announced(asked)
-    if pid is None:
+    channel, handle = announced(asked)
+    if handle is None:  # the starter ended while it was asked; there is a new one now
+        channel, handle = announced(asked)
+    if handle is None:
         raise SandboxError("No sandbox in namespaces can be made on this machine: its starter ends when it is asked.")
-    made.callback(see_it_end, os.pidfd_open(pid))
+    made.callback(see_it_end, handle)
     return channel
 
 
 def announced(asked: dict[str, object]) -> tuple[Channel, int | None]:
-    """The channel to a first process, and its id. None: the starter has ended, and the channel too."""
+    """The channel to a first process, and a handle of it. None: the starter has ended, and the channel too."""
     ours, theirs = socket.socketpair()
     with theirs:
-        channel = Channel(fd := ours.detach(), fd)
         try:
             starter.fork(asked, theirs)
             theirs.close()
-            return channel, told(channel)
-        except BaseException as error:
-            channel.hang_up()
-            channel.end()
-            if isinstance(error, EOFError):
-                return channel, None
+            handle = told(ours)
+        except EOFError:
+            handle = None
+        except BaseException:
+            ours.close()
             raise
+    channel = Channel(fd := ours.detach(), fd)
+    if handle is None:
+        channel.hang_up()
+        channel.end()
+    return channel, handle
 
 
 def birth_request(request: SandboxRequest, seen: Layout, group: Group | None, users: int) -> dict[str, object]:
@@ -138,19 +141,46 @@ def birth_request(request: SandboxRequest, seen: Layout, group: Group | None, us
     }
 
 
-def told(channel: Channel) -> int:
-    """The process id that a birth is announced with.
+def told(ours: socket.socket) -> int:
+    """The handle that a birth is announced with.
 
     Raises:
         EOFError: the starter has ended.
         SandboxError: there was no birth.
     """
-    frame = channel.receive(time.monotonic() + OPEN_S)
-    if frame is None or "pid" not in frame[0]:
-        why = "its starter does not answer" if frame is None else frame[0].get("failed", "it gave no reason")
-        raise SandboxError(f"No sandbox in namespaces can be made on this machine: {why}.")
-    pid: int = frame[0]["pid"]
-    return pid
+    ours.settimeout(OPEN_S)
+    try:
+        head, handles, _, _ = socket.recv_fds(ours, HEAD.size, 1, socket.MSG_CMSG_CLOEXEC)
+        head += exactly(ours, HEAD.size - len(head)) if head else b""
+        if not head:
+            raise EOFError
+        header = json.loads(exactly(ours, sum(HEAD.unpack(head))))
+    except TimeoutError:
+        raise SandboxError(
+            "No sandbox in namespaces can be made on this machine: its starter does not answer."
+        ) from None
+    except ConnectionError as error:
+        raise EOFError from error
+    ours.settimeout(None)
+    if handles:
+        return handles[0]
+    why = header.get("failed", "it gave no reason")
+    raise SandboxError(f"No sandbox in namespaces can be made on this machine: {why}.")
+
+
+def exactly(ours: socket.socket, n: int) -> bytes:
+    """That many bytes.
+
+    Raises:
+        EOFError: the other side is gone before that.
+    """
+    data = b""
+    while len(data) < n:
+        part = ours.recv(n - len(data))
+        if not part:
+            raise EOFError
+        data += part
+    return data
 
 
 def see_it_end(handle: int) -> None:

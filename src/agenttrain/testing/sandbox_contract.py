@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from agenttrain.errors import SandboxError
+from agenttrain.sandbox.uids import running_uids
 from agenttrain.sandbox_protocol import Sandbox, SandboxBackend, SandboxFile, SandboxRefusal, SandboxRequest
 from agenttrain.sandbox_spec import BOUNDARIES, LIMITS, SandboxLimits
 from agenttrain.testing.machine import DAEMON, held_by_us, left_on_the_machine, processes_with, wait_for_none
@@ -307,6 +308,7 @@ print(os.getuid() != 0, int(lines["CapEff"], 16), int(lines["CapPrm"], 16), line
     def test_the_sandbox_itself_can_not_be_ended_or_seen_into(self, sandbox: Sandbox) -> None:
         """By whatever a program sends to all or sets."""
         self._needs(sandbox, "processes_end")
+        assert reaches_no_one(sandbox), "what is sent to all would reach processes of this machine, and is not tried"
         code = """
 import os, resource, signal
 for call in (
@@ -396,6 +398,13 @@ for call in (
         for name in names:
             if name in sandbox.isolation.unenforced:
                 pytest.skip(f"{sandbox.isolation.backend} does not enforce {name} here")
+
+
+def reaches_no_one(sandbox: Sandbox) -> bool:
+    """Whether a signal from inside to all, or to process 1, can reach no process of the machine's."""
+    code = "import os; print(os.readlink('/proc/self/ns/pid'), os.getuid())"
+    namespace, uid = sandbox.run(["python", "-c", code]).stdout.split()
+    return namespace != os.readlink("/proc/self/ns/pid") or int(uid) not in {0, os.getuid(), *running_uids()}
 
 
 def sandbox_limits() -> SandboxLimits:

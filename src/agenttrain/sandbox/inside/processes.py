@@ -7,6 +7,8 @@ import signal
 import time
 from collections.abc import Callable
 
+from .rights import become_user
+
 
 def processes() -> list[int]:
     """Every process that is seen in /proc."""
@@ -40,10 +42,24 @@ def family(pid: int) -> list[int]:
 def end_all(members: Callable[[], list[int]]) -> None:
     """Kill what a function names, again until it names nothing that can be killed."""
     for _ in range(1000):
-        alive = [pid for pid in members() if kill(pid)]
-        if not alive:
+        if not kill_named(members):
             return
         time.sleep(0.001)
+
+
+def kill_named(members: Callable[[], list[int]]) -> int:
+    """How many were killed of what a function names twice: an id may have become another process's in between."""
+    handles = {}
+    try:
+        for pid in members():
+            try:
+                handles[pid] = os.pidfd_open(pid)
+            except ProcessLookupError:
+                continue
+        return sum(kill(handles[pid]) for pid in (members() if handles else ()) if pid in handles)
+    finally:
+        for handle in handles.values():
+            os.close(handle)
 
 
 def end_namespace() -> None:
@@ -60,10 +76,23 @@ def end_namespace() -> None:
         pass
 
 
-def kill(pid: int) -> bool:
-    """Whether there was such a process to kill."""
+def end_processes_of(uid: int, gid: int) -> None:
+    """Kill all processes of a user that is the sandbox's alone. Called in a process of its own, which is one of them.
+
+    Raises:
+        RuntimeError: this process did not become that user, or that user is root or the one that it was.
+    """
+    was = os.getuid()
+    become_user(uid, gid)
+    if os.getresuid() != (uid, uid, uid) or uid in (0, was):
+        raise RuntimeError(f"user {os.getuid()} is not the sandbox's alone, and none of its processes is ended")
+    os.kill(-1, signal.SIGKILL)
+
+
+def kill(handle: int) -> bool:
+    """Whether the process that a handle is of was there to kill."""
     try:
-        os.kill(pid, signal.SIGKILL)
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
     except OSError:
         return False
     return True

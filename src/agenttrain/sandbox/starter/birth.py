@@ -39,7 +39,7 @@ _NO_MORE = ("max_user_namespaces", "max_mnt_namespaces", "max_pid_namespaces", "
 
 
 def give_birth(request: Request, fd: int, serve: Serve) -> None:
-    """Make namespaces and their first process, and tell its id over the socket; returns in the process that ends."""
+    """Make namespaces and their first process, and hand over what it is held by; returns in the process that ends."""
     groups = [way_in(folder) for folder in request["groups"]]
     network = 0 if request["network"] else CLONE_NEWNET
     host_proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
@@ -60,7 +60,7 @@ def give_birth(request: Request, fd: int, serve: Serve) -> None:
     os.close(to_parent)
     if os.read(from_first, 1) and users:
         map_two_users(host_proc, pid, users)
-    tell(fd, {"id": 0, "pid": pid})
+    hand_over(fd, os.pidfd_open(pid))  # by its parent: the id can be no other's yet
     os.write(to_first, b".")
 
 
@@ -137,5 +137,16 @@ def forbid_more_namespaces(handle: int) -> None:
 
 def tell(fd: int, header: Request) -> None:
     """One frame without a body."""
+    os.write(fd, frame_of(header))
+
+
+def hand_over(fd: int, handle: int) -> None:
+    """The first frame, and with it the handle of the first process."""
+    with socket.socket(fileno=os.dup(fd)) as end:
+        socket.send_fds(end, [frame_of({"id": 0, "born": True})], [handle])
+
+
+def frame_of(header: Request) -> bytes:
+    """The bytes of a frame without a body."""
     head = json.dumps(header).encode()
-    os.write(fd, struct.pack(">II", len(head), 0) + head)
+    return struct.pack(">II", len(head), 0) + head
