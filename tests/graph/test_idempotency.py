@@ -22,7 +22,7 @@ from pydantic import BaseModel
 
 import agenttrain
 from agenttrain.graph.effects import effects_of, open_effects
-from agenttrain.graph.idempotency import canonical, idempotency_key
+from agenttrain.graph.idempotency import CountedCalls, canonical, idempotency_key
 from agenttrain.graph.run import run_graph
 from agenttrain.graph.runnable import opened
 from agenttrain.records import RolloutRequest, Task
@@ -429,3 +429,19 @@ def test_arguments_as_text() -> None:
     assert canonical(given).startswith(expected)
     assert canonical(given) == canonical({**given, "z": Bare()})
     assert canonical("é") == '"é"'
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"a": "\ud800"}, '{"a":"\ud800"}'),
+        ({"a": 10**5000}, "dict"),
+        ({"a": {1: 2, "b": 3}}, "dict"),
+    ],
+)
+def test_whatever_a_model_writes_its_call_has_a_key(given: Any, expected: str) -> None:
+    """Half of a character, a number too long to be written down, keys that have no order."""
+    assert canonical(given) == expected
+    request = RolloutRequest(task=Task(id="t", input={}), phase="train", step=1)
+    key = CountedCalls(request, run_id="r").key_of("refund", canonical(given), None)
+    assert len(key) == len("agenttrain-") + 40

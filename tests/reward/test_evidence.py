@@ -98,3 +98,8 @@ def test_a_cut_text_is_never_longer_than_it_may_be(text: str, most: int) -> None
     assert len(kept.encode()) <= most
     if len(text.encode(errors="replace")) <= most and text.isprintable():
         assert kept == text
+
+
+def test_a_number_too_long_to_be_written_down_raises_nothing() -> None:
+    kept = evidence_in("v", {"answer": 10**5000, "other": 10**2000})
+    assert kept == {"answer": "a whole number of thousands of digits", "other": 10**2000}

@@ -315,6 +315,13 @@ def test_a_schema_alone_is_a_format_gate() -> None:
     assert scored(json_answer(where="out"), {"out": Found(name="x", inner={})}, {"name": "x", "inner": {}}) == 1
 
 
+@pytest.mark.parametrize("answer", ["1e999", "-1e999", "[1e999]", float("inf"), float("nan"), [float("nan")]])
+def test_a_number_without_end_fails_and_raises_nothing(answer: Any) -> None:
+    """jsonschema's multipleOf raises on it: an agent could make its failure the environment's."""
+    schema = {"multipleOf": 0.01, "items": {"multipleOf": 0.01}}
+    assert scored(json_answer(schema=schema, reference=None, where="out"), {"out": answer}, None) == 0
+
+
 def test_a_schema_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"json_answer got a schema that is none, at \$\.type: 'text' is not valid"):
         json_answer(schema={"type": "text"})

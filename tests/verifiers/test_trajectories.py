@@ -124,6 +124,7 @@ BROKEN: Any = {"name": "refund", "args": "{", "id": "9", "error": "cut", "type":
         openai("refund", "[1]"),
         {"role": "assistant", "content": "", "tool_calls": [{"function": {"arguments": "{}"}}]},
         {"role": "assistant", "content": "", "tool_calls": ["refund"]},
+        {"role": "assistant", "content": "", "tool_calls": [{"name": "refund", "args": {(1, 2): 3}}]},
     ],
 )
 def test_a_call_that_can_not_be_read_is_a_wrong_one(message: Any) -> None:

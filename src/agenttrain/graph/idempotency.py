@@ -184,9 +184,15 @@ _NOWHERE = (
 def canonical(arguments: Any) -> str:
     """Arguments as text: JSON with sorted keys; what JSON can't hold by its own text, or by its type if it has none.
 
+    What can't be written down at all (nested too deep, a whole number of thousands of digits, keys of several types)
+    goes by its type: whatever a model writes, its call has a key.
+
     Example: {"b": 1, "a": Decimal("2.50")} -> '{"a":"2.50","b":1}'
     """
-    return json.dumps(arguments, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=_plain)
+    try:
+        return json.dumps(arguments, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=_plain)
+    except (TypeError, ValueError, RecursionError):
+        return type(arguments).__qualname__
 
 
 def _plain(value: Any) -> Any:
@@ -199,7 +205,7 @@ def _plain(value: Any) -> Any:
 
 
 def _text(*parts: Any) -> str:
-    digest = hashlib.sha256(json.dumps(parts, ensure_ascii=False).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps(parts, ensure_ascii=False).encode(errors="surrogatepass")).hexdigest()
     return f"{PREFIX}{digest[:N_DIGITS]}"
 
 

@@ -18,6 +18,8 @@ MOST_ENTRIES = 200
 """Of one list or mapping."""
 MOST_DEEP = 20
 """Lists and mappings in each other."""
+MOST_BITS = 8192
+"""Of a whole number: Python writes no more than 4300 digits."""
 MOST_BYTES_OF_ALL = 16 * MOST_BYTES
 """Of all texts together: above it each is cut to a share."""
 SHAPES = """"exit_code" a whole number, "output" a text, "checks" a list of {"name": text, "passed": bool, "reason": \
@@ -50,8 +52,10 @@ def _plain(name: str, where: str, value: Any, depth: int) -> Any:
     """The same in dicts and lists."""
     if depth > MOST_DEEP:
         return "… nested deeper"
-    if value is None or isinstance(value, bool | str) or type(value) is int:
+    if value is None or isinstance(value, bool | str):
         return value
+    if type(value) is int:
+        return value if value.bit_length() <= MOST_BITS else "a whole number of thousands of digits"
     if type(value) is float and math.isfinite(value):
         return value
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):

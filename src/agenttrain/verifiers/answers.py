@@ -158,7 +158,10 @@ def _schema_faults(schema: Mapping[str, Any]) -> Callable[[Any], list[Verdict]]:
     validator = kind(schema, registry=referencing.Registry())
 
     def faults(answer: Any) -> list[Verdict]:
-        errors = [error for _, error in zip(range(MOST_ERRORS), validator.iter_errors(answer), strict=False)]
+        try:
+            errors = [error for _, error in zip(range(MOST_ERRORS), validator.iter_errors(answer), strict=False)]
+        except (OverflowError, ValueError) as error:  # jsonschema 4.26 on a number of the state that is not finite
+            return [_check("schema", False, f"it can't be held against the schema: {error}")]
         found = [_check(f"schema {error.json_path}", False, error.message) for error in errors]
         return found or [_check("schema", True)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +19,7 @@ def json_in(answer: Any) -> tuple[Any, str]:
     if not isinstance(answer, str):
         return answer, ""
     try:
-        return json.loads(answer, object_pairs_hook=_without_twins, parse_constant=_refused), ""
+        return json.loads(answer, object_pairs_hook=_without_twins, parse_constant=_refused, parse_float=_finite), ""
     except RecursionError:
         return None, "nested too deep"
     except ValueError as error:
@@ -29,6 +30,12 @@ def _without_twins(pairs: list[tuple[str, Any]]) -> Mapping[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("a key stands twice")
+    return found
+
+
+def _finite(number: str) -> float:
+    if not math.isfinite(found := float(number)):
+        raise ValueError(f"{number[:40]} is too large a number")
     return found
 
 

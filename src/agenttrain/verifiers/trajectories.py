@@ -159,7 +159,7 @@ def _read(call: Any) -> tuple[str, str] | None:
     try:
         args = json.loads(args) if isinstance(args, str) else args
         return (name, json.dumps(args, default=repr)) if isinstance(name, str) and isinstance(args, dict) else None
-    except (ValueError, RecursionError):
+    except (TypeError, ValueError, RecursionError):
         return None
 
 
