@@ -5,13 +5,15 @@ Its source, and what it closes over: a verifier that a factory made is told from
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
 DEEPEST = 4
-"""Functions within what functions close over."""
+"""Functions and dataclasses within what functions close over."""
 
 
 def source_of(function: Any, depth: int = 0) -> tuple[str, ...]:
@@ -30,9 +32,10 @@ def source_of(function: Any, depth: int = 0) -> tuple[str, ...]:
 
 
 def _closed_over(function: Callable[..., Any]) -> dict[Any, Any]:
+    """What a function holds; of a method the object it is bound to."""
     inner = inspect.unwrap(getattr(function, "__func__", function))
     names, cells = getattr(getattr(inner, "__code__", None), "co_freevars", ()), getattr(inner, "__closure__", None)
-    found: dict[Any, Any] = {}
+    found: dict[Any, Any] = {"self": function.__self__} if inspect.ismethod(function) else {}
     for name, cell in zip(names, cells or (), strict=True):
         try:
             found[name] = cell.cell_contents
@@ -46,13 +49,20 @@ def _settings(given: dict[Any, Any], depth: int) -> tuple[str, ...]:
 
 
 def _said(value: Any, depth: int) -> str:
-    """In words without an address."""
+    """In words without an address. Of a dataclass its fields, but those of its own ("_ids"), which may change."""
     if value is None or isinstance(value, bool | int | float | str | bytes):
         return repr(value)
     if isinstance(value, list | tuple):
         return f"[{', '.join(_said(each, depth) for each in value)}]"
     if isinstance(value, dict):
         return f"{{{', '.join(f'{_said(key, depth)}: {_said(each, depth)}' for key, each in value.items())}}}"
+    if isinstance(value, set | frozenset):
+        return f"{{{', '.join(sorted(_said(each, depth) for each in value))}}}"
+    if isinstance(value, re.Pattern):
+        return f"{value.pattern!r} {value.flags}"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type) and depth < DEEPEST:
+        own = {each.name: getattr(value, each.name) for each in dataclasses.fields(value) if each.name[0] != "_"}
+        return f"{type(value).__qualname__}({_said(own, depth + 1)})"
     if callable(value):
         return "\n".join(source_of(value, depth + 1))
     return f"{type(value).__module__}.{type(value).__qualname__}"

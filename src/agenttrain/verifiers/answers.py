@@ -154,10 +154,10 @@ def _schema_faults(schema: Mapping[str, Any]) -> Callable[[Any], list[Verdict]]:
         kind.check_schema(schema)
     except SchemaError as error:
         raise ConfigError(f"json_answer got a schema that is none, at {error.json_path}: {error.message}.") from error
-    # jsonschema 4.26 would fetch a $ref from the network; an empty registry fetches nothing
-    validator = kind(schema, registry=referencing.Registry())
+    registry: Any = referencing.Registry()  # empty: jsonschema 4.26 would fetch a $ref from the network
 
     def faults(answer: Any) -> list[Verdict]:
+        validator = kind(schema, registry=registry)  # here, so that the verifier's hash is of the schema
         try:
             errors = [error for _, error in zip(range(MOST_ERRORS), validator.iter_errors(answer), strict=False)]
         except (OverflowError, ValueError) as error:  # jsonschema 4.26 on a number of the state that is not finite
