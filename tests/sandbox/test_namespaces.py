@@ -134,6 +134,28 @@ def test_the_starter_may_end(backend: NamespacesBackend) -> None:
             assert (first.run(["cat", "a"]).stdout, second.run(["cat", "a"]).stdout) == ("x", "y")
 
 
+FORKED = """
+import os
+from agenttrain.sandbox.namespaces import NamespacesBackend
+from agenttrain.sandbox_protocol import SandboxRequest
+def used():
+    sandbox = NamespacesBackend().open(SandboxRequest(name="forked"))
+    print(sandbox.run(["echo", "x"]).stdout, end="", flush=True)
+    sandbox.close()
+used()
+if os.fork() == 0:
+    used()
+    os._exit(0)
+print(os.wait()[1], flush=True)
+used()
+"""
+
+
+def test_a_process_that_is_forked_has_a_starter_of_its_own(backend: NamespacesBackend) -> None:
+    ran = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=120)
+    assert ran.stdout == "x\nx\n0\nx\n"
+
+
 KILLED = """
 import os, signal, sys
 from agenttrain.sandbox.namespaces import NamespacesBackend

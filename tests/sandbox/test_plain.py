@@ -210,6 +210,45 @@ def test_what_its_user_left_where_everybody_may_write_is_removed(sandbox: Sandbo
     assert [Path(each).exists() for each in path] == [False, False]
 
 
+def test_what_is_removed_is_what_was_opened_and_never_where_a_link_leads(tmp_path: Path) -> None:
+    """Another user who may write there could put a link in the place of a folder at any moment."""
+    victim = tmp_path / "victim"
+    victim.mkdir(mode=0o755)
+    (victim / "kept").write_text("x")
+    (tmp_path / "of" / "a").mkdir(parents=True)
+    (tmp_path / "of" / "link").symlink_to(victim)
+    with plain._opened(str(tmp_path / "of")) as top, plain._opened_or_unlinked("a", top) as held:
+        (tmp_path / "of" / "a").rename(tmp_path / "of" / "b")
+        (tmp_path / "of" / "a").symlink_to(victim)
+        assert held is not None
+        assert os.listdir(held) == []
+    plain._remove(tmp_path / "of")
+    assert not (tmp_path / "of").exists()
+    assert (victim.stat().st_mode & 0o777, os.listdir(victim)) == (0o755, ["kept"])
+
+
+FORKED = """
+    import os
+    from agenttrain.sandbox.plain import SubprocessBackend
+    from agenttrain.sandbox_protocol import SandboxRequest
+    def used():
+        sandbox = SubprocessBackend({python}).open(SandboxRequest(name="forked"))
+        print(sandbox.run(["echo", "x"]).stdout, end="", flush=True)
+        sandbox.close()
+    used()
+    if os.fork() == 0:
+        used()
+        os._exit(0)
+    print(os.wait()[1])
+"""
+
+
+def test_a_process_that_is_forked_makes_sandboxes_too() -> None:
+    """Though it has none of the threads of the one that has made some."""
+    python = f"python={PYTHON!r}" if IS_ROOT else ""
+    assert by_another(FORKED.format(python=python)).stdout == "x\nx\n0\n"
+
+
 KILLED = """
     import os, signal, subprocess, sys
     from agenttrain.sandbox.plain import SubprocessBackend

@@ -131,6 +131,9 @@ def _starter() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="agenttrain-sandboxes")
 
 
+os.register_at_fork(after_in_child=_starter.cache_clear)  # a forked process has none of its parent's threads
+
+
 def _opened(process: subprocess.Popen[bytes]) -> Channel:
     """Let a process pass the gate; the channel has its standard input and output for itself."""
     assert process.stdin is not None

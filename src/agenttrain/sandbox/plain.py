@@ -9,12 +9,12 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
-import stat
 import subprocess
 import sys
 import tempfile
 import threading
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,7 +102,7 @@ class SubprocessBackend:
         return Begin(
             path=str(folder / "work"),
             env={
-                "PATH": f"{folder}/bin:{os.path.dirname(self._python)}:/usr/local/bin:/usr/bin:/bin",
+                "PATH": f"{os.path.dirname(self._python)}:{folder}/bin:/usr/local/bin:/usr/bin:/bin",
                 "HOME": str(folder / "home"),
                 "TMPDIR": str(folder / "tmp"),
                 "LANG": "C.UTF-8",
@@ -203,8 +203,7 @@ def _remove_all_of(folder: Path, uid: int | None) -> None:
         for shared in _WORLD_WRITABLE:
             for path in _owned(Path(shared), uid):
                 _remove(path)
-    if folder.exists():
-        _remove(folder)
+    _remove(folder)
 
 
 def _owned(folder: Path, uid: int) -> list[Path]:
@@ -219,24 +218,57 @@ def _owned(folder: Path, uid: int) -> list[Path]:
 def _remove(path: Path) -> None:
     """A file, or a folder with all below it, however deep; its owner may have closed folders in it.
 
-    What stands in a folder's folder is moved up before, so that no path is longer than the system takes.
+    No link is followed, whoever changes the folder meanwhile: everything is named by an open folder. What stands in a
+    folder's folder is moved up before, so that neither a path nor the number of open folders grows.
+
+    Raises:
+        OSError: something else keeps filling it.
     """
-    if not stat.S_ISDIR(path.lstat().st_mode):
-        path.unlink()
+    with _opened(str(path.parent)) as parent, suppress(FileNotFoundError):
+        with _opened_or_unlinked(path.name, parent) as top:
+            if top is None:
+                return
+            own_name, serials = secrets.token_hex(8), itertools.count()
+            while names := os.listdir(top):
+                for name in names:
+                    _lift(name, top, (f"{own_name}-{next(serials)}" for _ in itertools.count()))
+        os.rmdir(path.name, dir_fd=parent)
+
+
+def _lift(name: str, top: int, new_names: Iterator[str]) -> None:
+    """Remove what stands in a folder; folders in it are moved up into that one under new names."""
+    with _opened_or_unlinked(name, top) as folder:
+        if folder is None:
+            return
+        for below in os.listdir(folder):
+            with _opened_or_unlinked(below, folder) as inner:
+                if inner is not None:
+                    os.rename(below, next(new_names), src_dir_fd=folder, dst_dir_fd=top)
+    with suppress(FileNotFoundError):
+        os.rmdir(name, dir_fd=top)
+
+
+@contextmanager
+def _opened_or_unlinked(name: str, folder: int) -> Iterator[int | None]:
+    """A folder in another, opened for good. None: it was something else, and is gone."""
+    try:
+        held = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY, dir_fd=folder)
+    except NotADirectoryError:
+        os.unlink(name, dir_fd=folder)
+        yield None
         return
-    path.chmod(0o700)
-    own_name, serials = secrets.token_hex(8), itertools.count()
-    while inner := list(path.iterdir()):
-        for each in inner:
-            if stat.S_ISDIR(each.lstat().st_mode):
-                each.chmod(0o700)
-                for below in list(each.iterdir()):
-                    if stat.S_ISDIR(below.lstat().st_mode):
-                        below.chmod(0o700)
-                        below.rename(path / f"{own_name}-{next(serials)}")
-                    else:
-                        below.unlink()
-                each.rmdir()
-            else:
-                each.unlink()
-    path.rmdir()
+    try:
+        os.chmod(f"/proc/self/fd/{held}", 0o700)  # of what is held, whatever has the name by now
+        with _opened(".", held) as opened:
+            yield opened
+    finally:
+        os.close(held)
+
+
+@contextmanager
+def _opened(path: str, folder: int | None = None) -> Iterator[int]:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY, dir_fd=folder)
+    try:
+        yield fd
+    finally:
+        os.close(fd)

@@ -29,7 +29,6 @@ class Starter:
         self._lock = threading.Lock()
         self._control: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._owner = 0
 
     def fork(self, request: Mapping[str, Any], end: socket.socket) -> None:
         """Have a sandbox forked that serves this socket.
@@ -53,14 +52,21 @@ class Starter:
         with self._lock:
             self._stop()
 
+    def forget(self) -> None:
+        """In a process that was forked from the one that started it: it is that one's, and so may be the lock."""
+        if self._control is not None:
+            self._control.close()
+        if self._process is not None:
+            self._process.returncode = 0  # nothing to wait for here
+        self._lock = threading.Lock()
+        self._control, self._process = None, None
+
     @property
     def pid(self) -> int | None:
         """Its process id. None: none runs."""
         return None if self._process is None else self._process.pid
 
     def _running(self) -> socket.socket:
-        if self._owner != os.getpid():  # this process was forked from the one that started it
-            self._control, self._process = None, None
         if self._control is None:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
@@ -71,13 +77,13 @@ class Starter:
                     cwd="/",
                     env={},
                 )
-            self._control, self._owner = ours, os.getpid()
+            self._control = ours
         return self._control
 
     def _stop(self) -> None:
         control, process = self._control, self._process
         self._control, self._process = None, None
-        if control is not None and process is not None and self._owner == os.getpid():
+        if control is not None and process is not None:
             control.close()
             process.wait()
 
@@ -85,3 +91,4 @@ class Starter:
 starter = Starter()
 """That of this process."""
 atexit.register(starter.stop)
+os.register_at_fork(after_in_child=starter.forget)
