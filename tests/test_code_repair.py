@@ -261,9 +261,19 @@ def test_the_clerk_hears_what_a_sandbox_says() -> None:
 
 
 @pytest.mark.slow
-def test_a_part_of_a_run_learns_to_repair(tmp_path: Path) -> None:
-    """6 of 16 steps by the command line: better by hidden cases, and no token drifted."""
-    report = agenttrain(tmp_path, "fit", str(EXAMPLE / "graph.py"), "--seed", "1", "--set", "trainer.steps=6")
-    assert report["difference"]["ci95"][0] > 0.0
+@pytest.mark.parametrize(("file", "decides"), [("graph.py", "repaired"), ("naive.py", "tests_pass")])
+def test_a_short_fit_ends_with_a_true_report(file: str, decides: str, tmp_path: Path) -> None:
+    """2 of 16 steps, few tasks: success is what the deciding part says, the others only inform, no token drifted."""
+    settings = ["trainer.steps=2", "trainer.tasks_per_step=4", "eval.tasks=24"]
+    given = [word for setting in settings for word in ("--set", setting)]
+    report = agenttrain(tmp_path, "fit", str(EXAMPLE / file), "--seed", "1", *given)
+    for side in (report["baseline"], report["trained"]):
+        parts = side["reward_parts"]
+        assert (side["rollouts"], side["environment_failures"]) == (24, 0)
+        assert side["success"] == pytest.approx(parts[decides]["mean"])
+        assert {name: part["kind"] for name, part in parts.items() if name != decides} == dict.fromkeys(
+            {"repaired", "shortcut"} - {decides}, "process"
+        )
+    assert report["baseline"]["reward_parts"]["shortcut"]["mean"] > 0.2
     assert report["tokens"]["drifted"] == 0
     assert report["logprob_gap"]["max"] < 1e-3
