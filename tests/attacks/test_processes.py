@@ -400,7 +400,7 @@ USES = [
         "endless output",
         "writes to both outputs for ever",
         "output_kib",
-        {"seconds": 0.7, "output_kib": 8},
+        {"seconds": 2.5, "output_kib": 8},
         """
         print("TRIED", flush=True)
         while True:
