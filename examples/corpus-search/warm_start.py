@@ -7,7 +7,7 @@ model learns last, and that one can. Half of the early batches are copy rows all
 
 Invariants: every prompt is rendered by the chat template from the graph's own system message and tools. Every
 demonstration comes from a world of its own, so the policy knows no fact of corpus.jsonl; and no name of a held-out
-question is ever seen. The same machine and versions give the same bytes.
+question is ever seen.
 
     python warm_start.py --out policy
 """
