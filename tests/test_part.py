@@ -107,3 +107,9 @@ def test_what_can_not_be_is_refused_where_it_is_written(settings: dict[str, Any]
 def test_what_can_not_be_called_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"Part\(…\) got 'solved', which can't be called\."):
         Part("solved")  # type: ignore[arg-type]
+
+
+def test_a_name_that_is_kept_is_refused() -> None:
+    """It would decide success."""
+    with pytest.raises(ConfigError, match=r"'solved\.success' of @trainable .* Call it 'solved', or by another name\."):
+        part_of("solved.success", (solved, 0.0))

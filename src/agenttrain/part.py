@@ -18,6 +18,8 @@ PartKind = Literal["safety", "format", "outcome", "process", "cost"]
 OnError = Literal["fail", "leave_out"]
 GATES: tuple[PartKind, ...] = ("safety", "format")
 """A gate adds nothing to the score. Closed, it decides it."""
+SUCCESS_SUFFIX = ".success"
+"""An outcome that decides success itself leaves a second part under its name and this, of weight 0 and score 0 or 1."""
 TERMS: tuple[PartKind, ...] = ("process", "cost")
 """Added to the score, and never asked about success."""
 
@@ -50,9 +52,9 @@ class Part:
     """A score above it counts as this much. None: no bound."""
     on_error: OnError = "fail"
     """fail: a verifier that raises, hangs or gives no number is an environment failure, and the rollout has no reward.
-    leave_out: this part alone counts nothing; not for gates."""
+    leave_out: this part alone adds nothing, and an outcome with a weight is no full marks; not for gates."""
     closed: float = 0.0
-    """What a rollout is worth when this gate is closed, whatever the other parts say."""
+    """What a rollout is worth when this gate is closed, or what the other parts add up to where that is less."""
 
     def __post_init__(self) -> None:
         if not callable(self.function) and not hasattr(self.function, "evaluate_run"):
@@ -115,13 +117,18 @@ def part_of(name: str, given: Any) -> Part:
         given: a function, (function, weight), or a Part.
 
     Raises:
-        ConfigError: something else.
+        ConfigError: something else, or a name that is kept.
     """
     match given:
-        case Part():
-            return given
+        case _ if name.endswith(SUCCESS_SUFFIX):
+            raise ConfigError(
+                f"The verifier {name!r} of @trainable has a name that ends in {SUCCESS_SUFFIX!r}, kept for what a "
+                f"verifier decides itself. Call it {name.removesuffix(SUCCESS_SUFFIX)!r}, or by another name."
+            )
         case (function, int() | float() as weight) if _can_be_asked(function) and math.isfinite(weight):
             return Part(function, float(weight))
+        case Part():
+            return given
         case function if _can_be_asked(function):
             return Part(function)
     raise ConfigError(

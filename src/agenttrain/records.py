@@ -373,7 +373,7 @@ class Reward:
     """Score of a rollout, with its parts."""
 
     score: float
-    """Sum of weight × score over the parts, or what a closed gate gives instead; plus `unfinished`."""
+    """Sum of weight × score over the parts, or what a closed gate gives if that is less; plus `unfinished`."""
     parts: tuple[RewardPart, ...]
     unfinished: float = 0.0
     """reward.unfinished where the rollout was cut, else 0."""

@@ -151,7 +151,7 @@ def test_a_part_that_fails_may_be_left_out(answer: Any, said: str) -> None:
     reward = reward_of(tests=Part(gives(1)), style=Part(gives(answer), 0.5, kind="process", on_error="leave_out"))
     assert (reward.score, passes(reward)) == (1.0, True)
     left = reward.parts[1]
-    assert (left.name, left.kind, left.score, left.weight, left.evidence) == ("style", "process", 0.0, 0.0, {})
+    assert (left.name, left.kind, left.score, left.weight, left.evidence) == ("style", "process", 0.0, 0.5, {})
     assert left.error.startswith(said)
     with pytest.raises(RewardError, match="Verifier 'style'"):
         reward_of(tests=Part(gives(1)), style=Part(gives(answer), 0.5, kind="process"))
@@ -163,7 +163,23 @@ def test_where_every_outcome_is_left_out_there_is_no_reward() -> None:
     for others in ({}, {"turns": Part(gives(1), -0.1, kind="cost")}, {"info": Part(gives(1), 0.0)}):
         with pytest.raises(RewardError, match=r"Nothing says whether task 't' was solved.*Verifier 'tests' raised"):
             reward_of(tests=broken, **others)
-    assert reward_of(tests=broken, more=Part(gives(1), 0.5)).score == 0.5
+
+
+def test_an_outcome_that_is_left_out_is_no_success() -> None:
+    """Else an agent that crashes the stricter of two would succeed by the other."""
+    broken = Part(gives(KeyError("gone")), on_error="leave_out")
+    reward = reward_of(tests=broken, more=Part(gives(1), 0.5))
+    assert (reward.score, passes(reward)) == (0.5, False)
+    informs = Part(gives(KeyError("gone")), 0.0, on_error="leave_out")
+    assert passes(reward_of(info=informs, tests=Part(gives(1))))
+
+
+def test_a_closed_gate_is_no_way_out_of_what_the_others_take() -> None:
+    """A failure in the right form would be worth -0.5, and one in none must not be worth more."""
+    turns = Part(gives(1), -0.5, kind="cost")
+    assert reward_of(form=Part(gives(1), kind="format"), tests=Part(gives(0)), turns=turns).score == -0.5
+    closed = reward_of(form=Part(gives(0), kind="format"), tests=Part(gives(0)), turns=turns)
+    assert (closed.score, closed.closed) == (-0.5, "form")
 
 
 def test_behind_a_closed_gate_an_outcome_need_not_answer() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from agenttrain.part import TERMS
 from agenttrain.records import Reward, Rollout
+from agenttrain.reward.layers import is_decision
 
 UNLIKELY = 1e-3
 """Chance under which more violations than before are no accident."""
@@ -43,10 +44,8 @@ def means(rewards: Sequence[Reward]) -> dict[str, float]:
     """Name of each part to the mean of its scores, where it answered; what a verifier decides of success is no part."""
     scores: dict[str, list[float]] = {}
     for reward in rewards:
-        named = {part.name for part in reward.parts}
         for part in reward.parts:
-            is_decision = part.weight == 0 and part.name.removesuffix(".success") in named - {part.name}
-            if not part.error and not is_decision:
+            if not part.error and not is_decision(part):
                 scores.setdefault(part.name, []).append(part.score)
     return {name: math.fsum(each) / len(each) for name, each in scores.items()}
 

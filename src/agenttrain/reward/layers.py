@@ -1,19 +1,16 @@
 """Answers and the parts they were given to become a Reward: bounds, gates, what is left out, and who decides success.
 
-A closed gate decides the score and success, whatever the other parts say. outcome, process and cost are added up;
-success is asked of outcome alone.
+A closed gate decides success, and the score is no more than it gives, whatever the other parts say. outcome, process
+and cost are added up; success is asked of outcome alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from agenttrain.part import Part
+from agenttrain.part import SUCCESS_SUFFIX, Part
 from agenttrain.records import Credit, Reward, RewardPart
 from agenttrain.reward.answer import Answer
-
-SUCCESS_SUFFIX = ".success"
-"""An outcome that decides success itself leaves a second part under its name and this, of weight 0 and score 0 or 1."""
 
 
 def parts_of(name: str, part: Part, answer: Answer) -> list[RewardPart]:
@@ -36,24 +33,24 @@ def failed(name: str, part: Part, why: str) -> RewardPart:
 
 
 def left_out(name: str, part: Part, error: str) -> RewardPart:
-    """Of a verifier that failed and is not to fail the rollout: it counts nothing."""
-    return RewardPart(name=name, score=0.0, weight=0.0, kind=part.kind, error=error)
+    """Of a verifier that failed and is not to fail the rollout: it adds nothing, and as an outcome no full marks."""
+    return RewardPart(name=name, score=0.0, weight=part.weight, kind=part.kind, error=error)
 
 
 def reward_of(
     parts: Sequence[RewardPart], verifiers: Mapping[str, Part], *, credit: Credit | None, unfinished: float
 ) -> Reward:
-    """The parts added up, or what a closed gate gives, with `unfinished` for being cut.
+    """The parts added up, or what a closed gate gives where that is less, with `unfinished` for being cut.
 
-    Of several closed gates the one that gives least decides, of equals the first. Behind a closed gate there is no
-    credit.
+    Less, since a gate must never be a way out of what the others take away. Of several closed gates the one that gives
+    least decides, of equals the first. Behind a closed gate there is no credit.
     """
+    total = sum(part.weight * part.score for part in parts)
     closed = [part.name for part in parts if part.is_closed]
     if not closed:
-        total = sum(part.weight * part.score for part in parts)
         return Reward(score=total + unfinished, parts=tuple(parts), unfinished=unfinished, credit=credit)
     deciding = min(closed, key=lambda name: verifiers[name].closed)
-    score = verifiers[deciding].closed + unfinished
+    score = min(verifiers[deciding].closed, total) + unfinished
     return Reward(score=score, parts=tuple(parts), unfinished=unfinished, closed=deciding)
 
 
@@ -73,8 +70,8 @@ def passes(reward: Reward) -> bool:
     """True when every gate is open and every outcome gave full marks; `unfinished` and terms don't count.
 
     An outcome that answered {"success": …} has decided for itself. Of the others the weighted sum of scores, each at
-    most 1, must reach the sum of the positive weights; so a single 0/1 outcome passes at 1, and weight 0 only informs.
-    Without a decision and without a positive weight nothing passes.
+    most 1, must reach the sum of the positive weights; so a single 0/1 outcome passes at 1, one that was left out
+    passes never, and weight 0 only informs. Without a decision and without a positive weight nothing passes.
     """
     if any(part.is_closed for part in reward.parts):
         return False
