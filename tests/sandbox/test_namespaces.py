@@ -16,7 +16,8 @@ import pytest
 from agenttrain.errors import SandboxError
 from agenttrain.sandbox.namespaces import NamespacesBackend
 from agenttrain.sandbox.starting import starter
-from agenttrain.sandbox_protocol import Sandbox, SandboxFile, SandboxRequest
+from agenttrain.sandbox_protocol import Sandbox, SandboxFile, SandboxRefusal, SandboxRequest
+from agenttrain.sandbox_spec import SandboxLimits
 from agenttrain.testing import SandboxBackendContract
 from agenttrain.testing.machine import wait_for_none
 from agenttrain.testing.sandbox_contract import opened, sandbox_limits
@@ -110,6 +111,40 @@ def test_a_program_that_memory_runs_out_for_says_so(sandbox: Sandbox) -> None:
         assert (ran.exit_code, ran.ended_by) == (None, "memory_mib")
     else:
         assert ran.stderr.splitlines()[-1] == "MemoryError"
+
+
+FILLS_MEMORY = """
+import os, time
+open("/proc/self/oom_score_adj", "w").write("0")
+for _ in range(150):
+    try:
+        if os.fork() == 0:
+            time.sleep(60)
+    except OSError:
+        break
+with open("/dev/shm/fill", "wb") as file:
+    while True:
+        file.write(b"x" * 65536)
+"""
+
+
+def test_a_program_that_has_the_kernel_end_the_sandbox_itself_is_told_its_limit(backend: NamespacesBackend) -> None:
+    """Many small programs, and files that are no process's memory; it is no failure of the environment."""
+    limits = SandboxLimits(memory_mib=64, disk_mib=256, processes=200, seconds=60)
+    sandbox = backend.open(SandboxRequest(name="fills", limits=limits))
+    try:
+        if sandbox.isolation.enforced["memory_mib"] != "control group":
+            pytest.skip("no control groups can be made here")
+        ran = sandbox.run(["python", "-I", "-S", "-c", FILLS_MEMORY])
+        assert (ran.exit_code, ran.ended_by) == (None, "memory_mib")
+        sandbox.settle()
+        assert sandbox.run(["true"]).ended_by == "memory_mib"
+        with pytest.raises(SandboxRefusal, match=r"^The sandbox was ended by its limit memory_mib=64, and its files"):
+            sandbox.snapshot()
+    finally:
+        sandbox.close()
+    with pytest.raises(SandboxError):
+        sandbox.run(["true"])
 
 
 def test_a_run_with_no_process_left_says_so(sandbox: Sandbox) -> None:

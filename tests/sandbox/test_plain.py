@@ -18,7 +18,7 @@ import pytest
 from agenttrain.errors import SandboxError
 from agenttrain.sandbox import plain, uids
 from agenttrain.sandbox.plain import SubprocessBackend
-from agenttrain.sandbox_protocol import Sandbox, SandboxFile, SandboxRequest
+from agenttrain.sandbox_protocol import Sandbox, SandboxFile, SandboxRefusal, SandboxRequest
 from agenttrain.sandbox_spec import SandboxLimits
 from agenttrain.testing import SandboxBackendContract
 
@@ -194,6 +194,21 @@ def test_what_all_files_together_take_is_watched(sandbox: Sandbox) -> None:
     """Four of 4 MiB; 8 are allowed, and each alone would be."""
     ended = sandbox.run("for n in 1 2 3 4; do head -c 4194304 /dev/zero > $n; done; sleep 60")
     assert (ended.exit_code, ended.ended_by) == (None, "disk_mib")
+
+
+def test_more_files_than_can_be_looked_at_are_too_much_disk(sandbox: Sandbox) -> None:
+    """Empty ones take no room, and looking at all of them again and again would hold up everything else."""
+    code = "import os, time\nfor i in range(3000): open(str(i), 'w')\ntime.sleep(60)"
+    ended = sandbox.run(["python", "-I", "-S", "-c", code])
+    assert (ended.exit_code, ended.ended_by) == (None, "disk_mib")
+
+
+def test_a_working_directory_that_programs_removed_ends_nothing_but_what_needs_it(sandbox: Sandbox) -> None:
+    assert sandbox.run("cd .. && mv work away && sleep 0.2").ok
+    for call in (lambda: sandbox.read("a/x.txt"), lambda: sandbox.run(["true"]), sandbox.snapshot):
+        with pytest.raises(SandboxRefusal):
+            call()
+    sandbox.settle()
 
 
 def test_a_folder_that_its_owner_closed_is_removed_all_the_same(sandbox: Sandbox) -> None:

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -145,6 +145,10 @@ def shut_down(fd: int) -> None:
             pass
 
 
+class EndedByMemory(SandboxRefusal):
+    """The kernel ended a sandbox's first process, too, when what runs in it had filled its memory."""
+
+
 class Served:
     """Requests by number over a channel; several may be under way, and whoever waits longest receives for all."""
 
@@ -156,6 +160,8 @@ class Served:
         self._answers: dict[int, Frame] = {}
         self._is_receiving = False
         self._gone: str | None = None
+        self.has_ended = False
+        """Whether the other side was gone without being asked to."""
 
     def ask(self, header: Mapping[str, Any], body: bytes = b"", *, within_s: float) -> Frame:
         """Send a request and wait for its answer.
@@ -170,7 +176,7 @@ class Served:
         try:
             self._channel.send({**header, "id": id}, body)
         except OSError as error:
-            self._lose(f"it is gone ({error})")
+            self._lose_its_end(f"it is gone ({error})")
         return self._answer(id, until)
 
     def end(self, why: str) -> None:
@@ -193,6 +199,11 @@ class Served:
             self._turn.notify_all()
         self._channel.hang_up()
 
+    def _lose_its_end(self, why: str) -> None:
+        with self._turn:
+            self.has_ended = self.has_ended or self._gone is None
+        self._lose(why)
+
     def _answer(self, id: int, until: float) -> Frame:
         while True:
             with self._turn:
@@ -213,7 +224,7 @@ class Served:
         try:
             frame = self._channel.receive(min(until, time.monotonic() + 1.0))
         except EOFError:
-            self._lose("its first process has ended")
+            self._lose_its_end("its first process has ended")
         finally:
             with self._turn:
                 self._is_receiving = False
@@ -260,7 +271,11 @@ class ServedSandbox:
         given = seconds if seconds is not None and seconds < most else most  # also where it is no number
         n_before = self.n_out_of_memory()
         header = {"op": "run", "argv": words, "env": dict(env or {}), "seconds": given, "folder": folder}
-        answer, output = self._ask(header, as_bytes(stdin), within_s=given + GRACE_S)
+        began = time.monotonic()
+        try:
+            answer, output = self._ask(header, as_bytes(stdin), within_s=given + GRACE_S)
+        except EndedByMemory:
+            answer, output = ended_by_memory(time.monotonic() - began), b""
         if answer["exit_code"] in (-9, 137) and self.n_out_of_memory() > n_before:
             answer = {**answer, "exit_code": None, "ended_by": "memory_mib"}
         n_stdout = answer["n_stdout"]
@@ -293,7 +308,8 @@ class ServedSandbox:
 
     def settle(self) -> None:
         """End every process in it; files stay."""
-        self._ask({"op": "settle"})
+        with suppress(EndedByMemory):  # nothing in it can be read or changed any more
+            self._ask({"op": "settle"})
 
     def snapshot(self) -> Mapping[str, SandboxFile]:
         """All that stands in the working directory."""
@@ -323,7 +339,13 @@ class ServedSandbox:
                 self.release()
 
     def _ask(self, header: Mapping[str, Any], body: bytes = b"", *, within_s: float = 2 * GRACE_S) -> Frame:
-        answer, output = self.served.ask(header, body, within_s=within_s)
+        try:
+            answer, output = self.served.ask(header, body, within_s=within_s)
+        except SandboxError as error:
+            if self.served.has_ended and self.n_out_of_memory():
+                limit = f"memory_mib={self.request.limits.memory_mib:g}"
+                raise EndedByMemory(f"The sandbox was ended by its limit {limit}, and its files are lost.") from error
+            raise
         if "refused" in answer:
             raise SandboxRefusal(answer["refused"])
         if "failed" in answer:
@@ -365,6 +387,11 @@ def files_of(index: Sequence[Sequence[Any]], body: bytes) -> dict[str, SandboxFi
         found[path] = SandboxFile(kind=kind, data=body[at : at + size], executable=executable and kind == "file")
         at += size
     return found
+
+
+def ended_by_memory(seconds: float) -> dict[str, Any]:
+    """The answer to a run that ended with the whole sandbox."""
+    return {"exit_code": None, "ended_by": "memory_mib", "seconds": seconds, "n_dropped": 0, "n_stdout": 0}
 
 
 def check_words(words: Sequence[str], env: Mapping[str, str]) -> None:

@@ -34,6 +34,8 @@ FILE_SECONDS = 20.0
 than a verifier has, so that what they do to it is refused and never the verifier's failure."""
 MANY_BACKGROUND_PIPES = 256
 NOFILE_MOST = 1 << 16
+FILES_PER_MIB = 256
+"""That a disk may hold where they are watched, and 1024 at least."""
 
 
 class Server:
@@ -135,8 +137,11 @@ class Server:
                 self.start_files(header, body)
         except Refusal as refusal:
             self.answer(header, {"refused": str(refusal)})
-        except BlockingIOError:
-            self.answer(header, too_many(header))
+        except OSError as error:
+            limit = {errno.EAGAIN: "processes", errno.ENOMEM: "memory_mib"}.get(error.errno or 0)
+            if limit is None:
+                raise
+            self.answer(header, full(header, limit))
 
     def answer(self, header: Header, answer: Header, body: bytes = b"") -> None:
         """Send the answer to a request."""
@@ -221,7 +226,7 @@ class Server:
         stage, number, text = reason
         name = header["folder"] if stage == "folder" else header["argv"][0]
         if number == errno.EAGAIN:
-            self.answer(header, too_many(header))
+            self.answer(header, full(header, "processes"))
         elif stage == "rights":
             self.answer(header, {"failed": f"a program can't be given the sandbox's rights: {text}."})
         elif number in (errno.ENOENT, errno.ENOTDIR):
@@ -335,7 +340,12 @@ class Server:
     def start_files(self, header: Header, body: bytes) -> None:
         """Begin file work in a process with the sandbox's rights."""
         read, write = os.pipe()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:
+            os.close(read)
+            os.close(write)
+            raise
         if pid == 0:
             os.close(read)
             self.do_files(header, body, write)
@@ -394,9 +404,14 @@ class Server:
             self.end_everything_by("memory_mib")
 
     def watch_disk(self, folder: str) -> None:
-        """End everything when all that stands in a folder takes more than its limit."""
-        if sum(about.st_blocks for _, about in walk(folder)) * 512 > self.limits["disk_mib"] * (1 << 20):
-            self.end_everything_by("disk_mib")
+        """End everything when all that stands in a folder takes more than its limit, or is too many to be looked at."""
+        left = self.limits["disk_mib"] * (1 << 20)
+        most = max(1024, int(self.limits["disk_mib"] * FILES_PER_MIB))
+        for n, (_, about) in enumerate(walk(folder)):
+            left -= about.st_blocks * 512
+            if left < 0 or n >= most:
+                self.end_everything_by("disk_mib")
+                return
 
     def end_everything_by(self, limit: str) -> None:
         """End everything, and say by which limit where that is asked for."""
@@ -406,9 +421,15 @@ class Server:
 
     def memory_bytes(self) -> int:
         """Of all processes but this one, and of files in memory."""
-        of_files = os.statvfs(self.root)
-        held = (of_files.f_blocks - of_files.f_bfree) * of_files.f_frsize
-        return sum(memory_of(pid) for pid in self.others()) + (held if self.ends == "namespace" else 0)
+        return sum(memory_of(pid) for pid in self.others()) + (self.files_bytes() if self.ends == "namespace" else 0)
+
+    def files_bytes(self) -> int:
+        """Of files in memory, all that can be written."""
+        try:
+            about = os.statvfs(self.root)
+        except OSError:  # programs that may remove the working directory have
+            return 0
+        return (about.f_blocks - about.f_bfree) * about.f_frsize
 
     def others(self) -> list[int]:
         """Every other process of the sandbox."""
@@ -460,11 +481,11 @@ class Server:
                 self.finish(job, os.waitstatus_to_exitcode(status))
 
 
-def too_many(header: Header) -> Header:
-    """The answer to what could not begin, for want of a process."""
+def full(header: Header, limit: str) -> Header:
+    """The answer to what could not begin, for want of a process or of memory for it."""
     if header["op"] == "run":
-        return {"exit_code": None, "ended_by": "processes", "seconds": 0.0, "n_dropped": 0, "n_stdout": 0}
-    return {"refused": "The sandbox has as many processes as its limit `processes` allows. Settle it first."}
+        return {"exit_code": None, "ended_by": limit, "seconds": 0.0, "n_dropped": 0, "n_stdout": 0}
+    return {"refused": f"What runs in the sandbox has taken all that its limit `{limit}` allows. Settle it first."}
 
 
 def serve(fd_in: int, fd_out: int) -> None:
