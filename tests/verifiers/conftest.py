@@ -11,7 +11,10 @@ from agenttrain.errors import SandboxError
 
 @pytest.fixture
 def judged() -> Callable[..., dict[str, Any]]:
-    """What a verifier answers on initial files that an agent changed: judged(verifier, initial, written, reference)."""
+    """What a verifier answers on initial files that an agent changed: judged(verifier, initial, written, reference).
+
+    A file that is written as None is removed.
+    """
 
     def answer(verifier, initial, written=None, reference=None, limits=None) -> dict[str, Any]:
         task = Task(id="repair-1", input={}, reference=reference)
@@ -23,7 +26,10 @@ def judged() -> Callable[..., dict[str, Any]]:
             pytest.skip(f"no sandbox of this machine keeps all that is asked: {error}")
         try:
             for path, content in (written or {}).items():
-                sandbox.write(path, content)
+                if content is None:
+                    sandbox.run(["rm", path])
+                else:
+                    sandbox.write(path, content)
             sandbox.settle()
             return verifier(task=task, sandbox=sandbox)
         finally:

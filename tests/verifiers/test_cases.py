@@ -257,3 +257,21 @@ def test_what_is_no_json_is_not_made_json(value, said):
 def test_every_verifier_made_has_the_factorys_name():
     """It stands in reports where none is given."""
     assert hidden_cases().__name__ == "hidden_cases"
+
+
+def test_what_can_be_read_and_not_be_written_down_is_a_wrong_answer(judged):
+    """Lists nested to where Python can still read them and not write them: no failure of the verifier."""
+    forged = (
+        "import os\n\ndef add(a, b):\n"
+        "    with open('.agenttrain-judge/results.jsonl', 'a') as results:\n"
+        "        for n in range(120):\n"
+        "            deep = '[' * (880 + n) + ']' * (880 + n)\n"
+        '            results.write(\'{"index": %d, "value": %s}\\n\' % (n, deep))\n'
+        "    os._exit(0)\n"
+    )
+    cases = {"cases": [{"call": "shop:add", "args": [1, 2], "expected": 3}] * 120}
+
+    answer = judged(hidden_cases(), BROKEN, {"shop.py": forged}, cases)
+
+    assert answer["score"] == 0.0
+    assert not any(check["passed"] for check in answer["evidence"]["checks"])

@@ -4,6 +4,7 @@ import pytest
 
 from agenttrain import SandboxLimits, Task
 from agenttrain.errors import RewardError
+from agenttrain.sandbox_protocol import SandboxFile
 from agenttrain.verifiers import command_exits
 
 INITIAL = {"shop.py": "print(1 - 2)\n", "check.py": "raise SystemExit(1)\n"}
@@ -72,6 +73,31 @@ def test_a_command_that_is_not_there_is_the_environments_failure(judged):
     """A RewardError that says what a command may be."""
     with pytest.raises(RewardError, match=r"can't run \['nowhere'\]: There is no program 'nowhere'"):
         judged(command_exits(["nowhere"]), INITIAL)
+
+
+@pytest.mark.parametrize("content", ["#!/nowhere\n", None])
+def test_an_initial_program_that_the_agent_broke_is_its_failure(judged, content):
+    """No environment failure, which would be tried again; the same program as it stood at first is one."""
+    runs = SandboxFile(data=b"#!/bin/sh\nexit 0\n", executable=True)
+    initial = {"shop.py": runs, "check.py": SandboxFile(data=b"#!/nowhere\n", executable=True)}
+    with pytest.raises(RewardError, match=r"can't run \['./check.py'\]"):
+        judged(command_exits(["./check.py"]), initial)
+
+    answer = judged(command_exits(["./shop.py"]), initial, {"shop.py": content})
+
+    assert (answer["score"], answer["success"]) == (0.0, False)
+    assert answer["evidence"]["checks"][0]["reason"].startswith("There is no program './shop.py'")
+
+
+def test_a_submission_that_fits_in_no_judging_sandbox_is_not_taken(judged):
+    """Right code, and 6 MiB beside it where 4 are allowed: else it would end as the environment's failure."""
+    verifier = command_exits(["python", "check.py"], files={"check.py": CHECK}, limits=SandboxLimits(disk_mib=4))
+    large = {f"m{n}.py": "#" * (1 << 20) for n in range(6)}
+
+    answer = judged(verifier, INITIAL, {"shop.py": "print(3)\n", **large})
+
+    assert answer["score"] == 0.0
+    assert answer["evidence"]["tampering"][0].startswith("the submission can't be laid in a judging sandbox")
 
 
 def test_the_folder_of_hidden_files_begins_at_the_calling_file(judged):

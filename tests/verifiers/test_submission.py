@@ -211,10 +211,16 @@ def test_too_large_a_file_is_not_taken():
 
 
 @pytest.mark.parametrize(
-    "files", [{f"m{n}.py": b"" for n in range(4001)}, {f"m{n}.py": b"#" * (1 << 20) for n in range(9)}]
+    "files",
+    [
+        {f"m{n}.py": b"" for n in range(4001)},
+        {f"m{n}.py": b"#" * (1 << 20) for n in range(9)},
+        {f"m{n}.txt": b"" for n in range(20_004)},
+        {f"{'d/' * 65}m.py": b""},
+    ],
 )
 def test_too_large_a_submission_is_not_taken(files):
-    """It could fill the judging sandbox, and end as the environment's failure."""
+    """It could fill the judging sandbox, or take longer to read than a verifier has: the environment's failure."""
     submission = taken({path: SandboxFile(data=data) for path, data in files.items()})
 
     assert dict(submission.files) == INITIAL

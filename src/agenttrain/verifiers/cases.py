@@ -26,6 +26,7 @@ from agenttrain.verifiers.judging import (
     environment,
     given_sandbox,
     harness_files,
+    judging_sandbox,
     program_argv,
     submission_in,
 )
@@ -99,8 +100,8 @@ def hidden_cases(
         own, asked = given_sandbox(sandbox, NAME), cases_of(task, cases)
         with environment(NAME):
             submission = submission_in(own, include, {})
-            files = {**submission.files, **harness_files("cases")}
-            with own.fresh(files, limits=limits) as place:
+            programs = harness_files("cases")
+            with judging_sandbox(own, submission, programs, limits=limits) as (place, submission):
                 trial = _Trial(place=place, seconds=seconds, case_seconds=case_seconds, roots=tuple(roots))
                 groups = [[case] for case in asked] if process_per_case else _by_module(asked)
                 for group in groups:
@@ -242,7 +243,10 @@ class _Trial:
 
 
 def _check(case: Case, came: Mapping[str, Any] | None, tolerance: float) -> Check:
-    reason = _reason(case, came or {}, tolerance)
+    try:
+        reason = _reason(case, came or {}, tolerance)
+    except (RecursionError, ValueError):  # what came was read, and is too deep or too long to be written down
+        reason = "what came of it can't be written down"
     return Check(name=case.name, passed=not reason, reason=reason)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agenttrain.errors import RewardError
 from agenttrain.records import Task
-from agenttrain.sandbox_protocol import Execution, Sandbox, SandboxRefusal
+from agenttrain.sandbox_protocol import Execution, Sandbox, SandboxFile, SandboxRefusal
 from agenttrain.sandbox_spec import SandboxLimits
 from agenttrain.verifiers.judging import (
     Check,
@@ -19,8 +20,10 @@ from agenttrain.verifiers.judging import (
     folder_of_caller,
     given_sandbox,
     hidden_files,
+    judging_sandbox,
     submission_in,
 )
+from agenttrain.verifiers.submission import Submission
 
 NAME = "command_exits"
 
@@ -60,8 +63,11 @@ def command_exits(
         words = list(argv(task) if callable(argv) else argv)
         with environment(NAME):
             submission = submission_in(own, include, hidden)
-            with own.fresh(submission.with_hidden(hidden), limits=limits) as place:
-                execution = _run(place, words, env, seconds)
+            with judging_sandbox(own, submission, hidden, limits=limits) as (place, submission):
+                try:
+                    execution = place.run(words, env=env, seconds=seconds)
+                except SandboxRefusal as refusal:
+                    return _refused(words, refusal, submission, own.initial)
         check = _check(words, execution, expect)
         return answer([check], submission, strict=True, exit_code=execution.exit_code, output=execution.text)
 
@@ -69,13 +75,22 @@ def command_exits(
     return command_exits_well
 
 
-def _run(place: Sandbox, words: list[str], env: Mapping[str, str] | None, seconds: float | None) -> Execution:
-    try:
-        return place.run(words, env=env, seconds=seconds)
-    except SandboxRefusal as refusal:
+def _refused(
+    words: Sequence[str], refusal: SandboxRefusal, submission: Submission, initial: Mapping[str, SandboxFile]
+) -> dict[str, Any]:
+    """The answer where the program of a command can't be run: the agent's failure if it changed an initial one.
+
+    Raises:
+        RewardError: it is none of what the agent changed.
+    """
+    program = os.path.normpath(words[0])
+    if program not in initial or submission.files.get(program) == initial[program]:
         raise RewardError(
-            f"{NAME} can't run {words!r}: {refusal} The command must be one of the system, or of the hidden files."
+            f"{NAME} can't run {list(words)!r}: {refusal} The command must be one of the system, or of the hidden or "
+            "initial files."
         ) from refusal
+    check = Check(name=" ".join(words), passed=False, reason=str(refusal))
+    return answer([check], submission, strict=True, exit_code=None, output="")
 
 
 def _check(words: Sequence[str], execution: Execution, expect: int) -> Check:

@@ -9,15 +9,15 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from agenttrain.errors import RewardError, SandboxError
 from agenttrain.records import Task
 from agenttrain.sandbox_protocol import Execution, Sandbox, SandboxFile, SandboxRefusal
-from agenttrain.sandbox_spec import Files
+from agenttrain.sandbox_spec import Files, SandboxLimits
 from agenttrain.verifiers import programs
 from agenttrain.verifiers.submission import JUDGE_FOLDER, Submission, plain_text, submission_of
 
@@ -110,6 +110,34 @@ def submission_in(sandbox: Sandbox, include: Sequence[str], hidden: Mapping[str,
     except SandboxRefusal as refusal:
         return Submission(files=sandbox.initial, tampering=(f"the working directory can't be read: {refusal}",))
     return submission_of(found, sandbox.initial, include=include, hidden=hidden)
+
+
+@contextmanager
+def judging_sandbox(
+    own: Sandbox, submission: Submission, more: Mapping[str, SandboxFile], *, limits: SandboxLimits | None
+) -> Iterator[tuple[Sandbox, Submission]]:
+    """A sandbox with the submission and more over it, and what is judged there: the initial files where none can be
+    made with the agent's own, since they are too many or too large for its limits.
+
+    Raises:
+        SandboxError: none can be made with the initial files either.
+    """
+    bare = Submission(files=own.initial)
+    with ExitStack() as stack:
+        try:
+            place = stack.enter_context(own.fresh(submission.with_hidden(more), limits=limits))
+        except SandboxError:
+            with own.fresh(bare.with_hidden(more), limits=limits):
+                pass  # so it is the agent's files, if they can't be laid a second time either
+            try:
+                place = stack.enter_context(own.fresh(submission.with_hidden(more), limits=limits))
+            except SandboxError as error:
+                told = plain_text(
+                    f"the submission can't be laid in a judging sandbox, and none of it was taken: {error}"
+                )
+                submission = replace(bare, tampering=(*submission.tampering, told))
+                place = stack.enter_context(own.fresh(bare.with_hidden(more), limits=limits))
+        yield place, submission
 
 
 def harness_files(*names: str) -> dict[str, SandboxFile]:

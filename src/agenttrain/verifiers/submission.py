@@ -25,6 +25,9 @@ MAX_FILE_BYTES = 1 << 20
 """A larger file is not taken."""
 MAX_BYTES, MAX_FILES = 8 << 20, 4000
 """Of all that is taken; where there is more, nothing is."""
+MAX_FOUND, MAX_DEPTH = 20_000, 64
+"""Entries that are looked at, and folders that a file may lie in; where there is more, nothing is taken. What an agent
+leaves must never take longer to read than a verifier has."""
 MAX_REPORTED = 20
 """Lines on tampering that are kept; the rest is counted."""
 JUDGE_FOLDER = ".agenttrain-judge"
@@ -77,6 +80,8 @@ def submission_of(
             whole path, where `**` goes across folders. One without wildcard takes a file whatever it is called.
         hidden: paths that hidden files will lie at.
     """
+    if len(found) > MAX_FOUND + len(initial) or any(path.count("/") > MAX_DEPTH for path in found.keys() - initial):
+        return _nothing_of(initial)
     modules = frozenset(_module_at(path) or "" for path in initial)
     judges = _Judges(include=tuple(include), hidden=frozenset(hidden), modules=modules)
     own = {
@@ -90,10 +95,12 @@ def submission_of(
     own = {path: file for path, file in own.items() if not _is_below_a_file(path, kept)}
     changed = [file for path, file in own.items() if initial.get(path) != file]
     if len(changed) > MAX_FILES or sum(len(file.data) for file in changed) > MAX_BYTES:
-        return Submission(
-            files=initial, tampering=("the submission is too large to be judged, and none of it was taken",)
-        )
+        return _nothing_of(initial)
     return Submission(files=laid_over(kept, own), tampering=_tampering(found, initial, judges))
+
+
+def _nothing_of(initial: Mapping[str, SandboxFile]) -> Submission:
+    return Submission(files=initial, tampering=("the submission is too large to be judged, and none of it was taken",))
 
 
 def laid_over(below: Mapping[str, SandboxFile], above: Mapping[str, SandboxFile]) -> dict[str, SandboxFile]:

@@ -32,6 +32,7 @@ from agenttrain.verifiers.judging import (
     given_sandbox,
     harness_files,
     hidden_files,
+    judging_sandbox,
     program_argv,
     submission_in,
 )
@@ -175,11 +176,11 @@ class Suite:
         """The answer where tests and agent are in two sandboxes."""
         under_test = self._modules(own.initial)
         tests = laid_over(_without(own.initial, under_test, self.roots), hidden)
-        agents = {**submission.files, **harness_files("worker", "wire")}
+        worker = harness_files("worker", "wire")
         given = self._given(hidden, names, apart=sorted(under_test))
         with (
             own.fresh({**tests, **self._harness()}, limits=self.limits) as ours,
-            own.fresh(agents, limits=self.limits) as theirs,
+            judging_sandbox(own, submission, worker, limits=self.limits) as (theirs, submission),
         ):
             relay = Relay(tests=ours, agents=theirs, roots=self.roots, call_seconds=self.call_seconds)
             execution = relay.run(given, seconds=self.seconds)
@@ -194,8 +195,8 @@ class Suite:
         """The answer where the agent's code is in pytest's process."""
         ids = self.expected or self._collected(own, hidden, names)
         given = self._given(hidden, names, apart=None)
-        files = submission.with_hidden(hidden)
-        with own.fresh({**files, **self._harness()}, limits=self.limits) as place:
+        more = {**hidden, **self._harness()}
+        with judging_sandbox(own, submission, more, limits=self.limits) as (place, submission):
             execution = place.run(program_argv("tests"), stdin=json.dumps(given), seconds=self.seconds)
             place.settle()
             results, rewritten = _results(place, execution, given["nonce"]), _rewritten(place, hidden)
