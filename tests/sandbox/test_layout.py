@@ -6,6 +6,9 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
+from agenttrain.errors import SandboxError
 from agenttrain.sandbox.layout import layout
 
 
@@ -20,12 +23,12 @@ def test_what_lies_in_something_seen_is_not_seen_twice(tmp_path: Path) -> None:
     assert [target for _, target in seen.binds if target.startswith("/usr")] == ["/usr"]
 
 
-def test_the_working_directory_holds_nothing_that_is_seen() -> None:
-    """Also where a path of this Python lies in the first choice."""
-    for visible in ((), ("/work",), ("/",)):
-        path = layout(visible).path
-        targets = [target for _, target in layout(visible).binds]
-        assert not [target for target in targets if f"{target}/".startswith(f"{path}/")]
+@pytest.mark.parametrize("visible", ["/", "/sandbox/data"])
+def test_nothing_is_seen_where_the_sandboxs_own_files_are(visible: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One place in every sandbox, whatever the machine has there."""
+    monkeypatch.setattr(os.path, "exists", lambda path: True)
+    with pytest.raises(SandboxError, match=rf"^{visible} can't be seen in a sandbox, whose own files are in /sandbox"):
+        layout((visible,))
 
 
 def test_this_python_is_found_by_its_name() -> None:

@@ -242,6 +242,25 @@ def test_what_is_removed_is_what_was_opened_and_never_where_a_link_leads(tmp_pat
     assert (victim.stat().st_mode & 0o777, os.listdir(victim)) == (0o755, ["kept"])
 
 
+LATE = """
+    import threading
+    from agenttrain.sandbox.plain import SubprocessBackend
+    from agenttrain.sandbox_protocol import SandboxRequest
+    def late():
+        threading.main_thread().join()
+        sandbox = SubprocessBackend({python}).open(SandboxRequest(name="late"))
+        print(sandbox.run(["echo", "x"]).stdout, end="", flush=True)
+        sandbox.close()
+    SubprocessBackend({python}).open(SandboxRequest(name="first")).close()
+    threading.Thread(target=late).start()
+"""
+
+
+def test_a_thread_that_goes_on_after_the_main_one_makes_sandboxes_too() -> None:
+    python = f"python={PYTHON!r}" if IS_ROOT else ""
+    assert by_another(LATE.format(python=python)).stdout == "x\n"
+
+
 FORKED = """
     import os
     from agenttrain.sandbox.plain import SubprocessBackend

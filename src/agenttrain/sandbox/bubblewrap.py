@@ -21,7 +21,7 @@ from agenttrain.errors import SandboxError
 from agenttrain.records import Isolation
 from agenttrain.sandbox import uids
 from agenttrain.sandbox.launch import groups_work, launch
-from agenttrain.sandbox.layout import Layout, layout
+from agenttrain.sandbox.layout import ROOM, WORK, Layout, layout
 from agenttrain.sandbox.seccomp import filter_program
 from agenttrain.sandbox.served import INSIDE, Begin, ServedSandbox
 from agenttrain.sandbox_protocol import Sandbox, SandboxRequest
@@ -91,7 +91,7 @@ class BubblewrapBackend:
         return ServedSandbox(
             request=request,
             isolation=isolation,
-            path=f"{seen.path}/work",
+            path=WORK,
             served=served,
             reopen=self.open,
             release=release.close,
@@ -180,10 +180,10 @@ class _Trial:
             words += ["--symlink", leads_to, where]
         for where, fd in files.items():
             words += ["--perms", "0644", "--file", str(fd), where]
-        words += [*_devices(), *self._room(seen.path, int(request.limits.disk_mib * 2**20))]
+        words += [*_devices(), *self._room(int(request.limits.disk_mib * 2**20))]
         if not any(PurePosixPath(path).is_relative_to("/tmp") for path in (*files, *(where for _, where in binds))):
-            words += ["--symlink", f"{seen.path}/tmp", "/tmp"]
-        words += ["--remount-ro", "/", "--chdir", f"{seen.path}/work", "--", seen.python, "-I", "-S", "-B", _INSIDE]
+            words += ["--symlink", f"{ROOM}/tmp", "/tmp"]
+        words += ["--remount-ro", "/", "--chdir", WORK, "--", seen.python, "-I", "-S", "-B", _INSIDE]
         return words
 
     def _apart(self, *, network: bool) -> list[str]:
@@ -196,25 +196,25 @@ class _Trial:
         words += ["--uid", str(PROGRAM_USER), "--gid", str(PROGRAM_USER)]
         return [*words, "--disable-userns"] if self.has("--disable-userns") else words
 
-    def _room(self, path: str, n_bytes: int) -> list[str]:
+    def _room(self, n_bytes: int) -> list[str]:
         """The one place that can be written to; so that one size holds, what programs write elsewhere leads there."""
         size = ["--size", str(n_bytes)] if self.has("--size") else []
-        words = [*size, "--perms", "0755", "--tmpfs", path]
+        words = [*size, "--perms", "0755", "--tmpfs", ROOM]
         for name in ("work", "tmp", "shm"):
-            words += ["--perms", "0777", "--dir", f"{path}/{name}"]
-        return [*words, "--symlink", f"{path}/shm", "/dev/shm"]
+            words += ["--perms", "0777", "--dir", f"{ROOM}/{name}"]
+        return [*words, "--symlink", f"{ROOM}/shm", "/dev/shm"]
 
 
 def _begin(trial: _Trial, seen: Layout, uid: int | None, *, watch_memory: bool) -> Begin:
     filters = filter_program(sockets=True)
     return Begin(
-        path=f"{seen.path}/work",
-        env={**seen.env, "HOME": f"{seen.path}/tmp", "TMPDIR": f"{seen.path}/tmp"},
+        path=WORK,
+        env={**seen.env, "HOME": f"{ROOM}/tmp", "TMPDIR": f"{ROOM}/tmp"},
         python=seen.python,
         uid=uid,
         gid=uid,
         watch_memory=watch_memory,
-        watch_disk=None if trial.has("--size") else seen.path,
+        watch_disk=None if trial.has("--size") else ROOM,
         filter=filters.hex() if filters else None,
     )
 

@@ -14,13 +14,12 @@ from agenttrain.errors import SandboxError
 from agenttrain.records import Isolation
 from agenttrain.sandbox import uids
 from agenttrain.sandbox.launch import OVERHEAD_MIB, OVERHEAD_PROCESSES, launch
+from agenttrain.sandbox.layout import ROOM, WORK
 from agenttrain.sandbox.owners import is_left_behind, owned_name
 from agenttrain.sandbox.seccomp import filter_program
 from agenttrain.sandbox.served import INSIDE, Begin, ServedSandbox
 from agenttrain.sandbox_protocol import Sandbox, SandboxRequest
 
-ROOM = "/sandbox"
-"""The tmpfs: the working directory, HOME and TMPDIR stand in it, so that one size holds for all of them."""
 _INSIDE = "/agenttrain/inside"
 _BEGIN = f"""import os, runpy
 for name in ("work", "tmp"):
@@ -108,7 +107,7 @@ class _ContainerBackend:
             made.callback(self._remove, name)
             launched = launch(self._command(request, name, own.uid), request, made, grouped=False)
             begin = Begin(
-                path=f"{ROOM}/work",
+                path=WORK,
                 env={"PATH": _PATH, "HOME": f"{ROOM}/tmp", "TMPDIR": f"{ROOM}/tmp", "LANG": "C.UTF-8"},
                 watch_memory=True,  # says by which limit a run was ended; the engine's own limit stands behind it
                 filter=filters.hex() if filters else None,

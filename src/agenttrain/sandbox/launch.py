@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from queue import SimpleQueue
 from typing import IO
 
 from agenttrain.errors import SandboxError
@@ -27,6 +29,8 @@ OVERHEAD_PROCESSES = 8
 _END_S = 20.0
 _GATE = ("/bin/sh", "-c", 'read -r go && exec "$@"', "sh")
 """Becomes the program when a line comes, so that all that this starts is in the control group too."""
+
+_Start = tuple[Future["subprocess.Popen[bytes]"], Callable[[], "subprocess.Popen[bytes]"]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,21 +80,20 @@ def launch(
     """
     group = group_of(request, made) if grouped else None
     errors: IO[bytes] = made.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
-    process = (
-        _starter()
-        .submit(
-            subprocess.Popen,
-            [*_GATE, *argv],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            start_new_session=True,
-            cwd="/",
-            env=env,
-            pass_fds=pass_fds,
-        )
-        .result()
+    start = partial(
+        subprocess.Popen,
+        [*_GATE, *argv],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        start_new_session=True,
+        cwd="/",
+        env=env,
+        pass_fds=pass_fds,
     )
+    started: Future[subprocess.Popen[bytes]] = Future()
+    _starts().put((started, start))
+    process = started.result()
     made.callback(_end, process)
     try:
         if group is not None:
@@ -125,13 +128,25 @@ def groups_work() -> bool:
 
 
 @cache
-def _starter() -> ThreadPoolExecutor:
-    """One thread that lives as long as this process: the kernel ends what asks to die with its parent (prctl(2),
-    PR_SET_PDEATHSIG) when the thread that started it ends, and a rollout's thread may."""
-    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="agenttrain-sandboxes")
+def _starts() -> SimpleQueue[_Start]:
+    """What one thread starts that lives as long as this process: the kernel ends what asks to die with its parent
+    (prctl(2), PR_SET_PDEATHSIG) when the thread that started it ends, and a rollout's thread may."""
+    starts: SimpleQueue[_Start] = SimpleQueue()
+    threading.Thread(target=_start_all, args=(starts,), name="agenttrain-sandboxes", daemon=True).start()
+    return starts
 
 
-os.register_at_fork(after_in_child=_starter.cache_clear)  # a forked process has none of its parent's threads
+os.register_at_fork(after_in_child=_starts.cache_clear)  # a forked process has none of its parent's threads
+
+
+def _start_all(starts: SimpleQueue[_Start]) -> None:
+    while True:
+        started, start = starts.get()
+        try:
+            started.set_result(start())
+        except BaseException as error:  # the asker's to handle
+            started.set_exception(error)
+        del started, start
 
 
 def _opened(process: subprocess.Popen[bytes]) -> Channel:

@@ -11,8 +11,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-WORK_FOLDERS = ("/work", "/sandbox", "/agenttrain-work")
-"""Where the working directory may be; the first that holds nothing which is seen, and lies in nothing that is."""
+from agenttrain.errors import SandboxError
+
+ROOM = "/sandbox"
+"""Of what is the sandbox's own. Nothing of the machine is seen in it."""
+WORK = f"{ROOM}/work"
+"""The working directory."""
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store")
 _OF_ETC = (
     *("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/etc/localtime"),
@@ -34,8 +38,6 @@ _PYTHON_LINKS = "/python"
 class Layout:
     """Of one kind of sandbox."""
 
-    path: str
-    """The working directory."""
     binds: tuple[tuple[str, str], ...]
     """(what it is on the machine, links resolved; where it is seen), outer ones first."""
     links: tuple[tuple[str, str], ...]
@@ -55,19 +57,26 @@ def layout(visible: tuple[str, ...] = (), *, network: bool = False) -> Layout:
     Args:
         visible: absolute paths; what isn't there is left out.
         network: whether names are looked up as the machine does it.
+
+    Raises:
+        SandboxError: what is to be seen lies in the sandbox's own room, or holds it.
     """
     links = [(path, os.readlink(path)) for path in _SYSTEM if os.path.islink(path)]
     system = [path for path in _SYSTEM if path not in dict(links)]
     resolver = ["/etc/resolv.conf"] if network else []
     python, python_links = _this_python()
     seen = _outermost([*system, *python, *visible, *_OF_ETC, *resolver])
+    for path in seen:
+        if _is_in(path, [ROOM]) or _is_in(ROOM, [path]):
+            raise SandboxError(
+                f"{path} can't be seen in a sandbox, whose own files are in {ROOM}. Move it, or name what is in it."
+            )
     linked = [link for link in python_links if not _is_in(link[0], seen)]
     folder = os.path.dirname(sys.executable)
     own = [folder] if os.path.exists(f"{folder}/python") else [_PYTHON_LINKS, folder]
     if own[0] == _PYTHON_LINKS:
         linked.append((f"{_PYTHON_LINKS}/python", sys.executable))
     return Layout(
-        path=_work_folder(seen),
         binds=tuple((os.path.realpath(path), path) for path in seen),
         links=tuple(dict.fromkeys((*links, *linked))),
         files=tuple(_MADE_UP.items()),
@@ -106,10 +115,3 @@ def _outermost(paths: Iterable[str]) -> list[str]:
 
 def _is_in(path: str, folders: Iterable[str]) -> bool:
     return any(path == folder or path.startswith(folder.rstrip("/") + "/") for folder in folders)
-
-
-def _work_folder(seen: list[str]) -> str:
-    for folder in WORK_FOLDERS:
-        if not _is_in(folder, seen) and not any(_is_in(path, [folder]) for path in seen):
-            return folder
-    return "/agenttrain-work-folder"

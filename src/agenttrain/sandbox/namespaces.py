@@ -20,7 +20,7 @@ from agenttrain.errors import SandboxError
 from agenttrain.records import Isolation
 from agenttrain.sandbox.cgroups import Group
 from agenttrain.sandbox.launch import group_of
-from agenttrain.sandbox.layout import Layout, layout
+from agenttrain.sandbox.layout import WORK, Layout, layout
 from agenttrain.sandbox.seccomp import filter_program
 from agenttrain.sandbox.served import HEAD, OPEN_S, Begin, Channel, ServedSandbox, begun
 from agenttrain.sandbox.starting import starter
@@ -71,7 +71,7 @@ def opened(
     channel = born(request, seen, group, made, users=users)
     filters = filter_program(sockets=True)
     begin = Begin(
-        path=seen.path,
+        path=WORK,
         env=seen.env,
         python=seen.python,
         ends="namespace",
@@ -84,7 +84,7 @@ def opened(
     return ServedSandbox(
         request=request,
         isolation=isolation,
-        path=seen.path,
+        path=WORK,
         served=served,
         reopen=backend.open,
         release=made.pop_all().close,
@@ -131,7 +131,7 @@ def birth_request(request: SandboxRequest, seen: Layout, group: Group | None, us
         "network": request.network,
         "users": users,
         "room": {
-            "path": seen.path,
+            "path": WORK,
             "binds": seen.binds,
             "links": seen.links,
             "files": seen.files,
