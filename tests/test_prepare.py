@@ -5,6 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from agenttrain.check.prepared import prepared
+from agenttrain.errors import RewardError
 from agenttrain.prepare import prepare, provenance
 
 SEPARATE = """
@@ -65,3 +69,27 @@ def graph():
         seen[part] = provenance(prepare(str(file), cwd=project.folder, flags={}))["hashes"]["verifier"]
     assert seen["Part(score)"] == seen["score"]
     assert len(set(seen.values())) == 3
+
+
+def test_a_verifier_that_may_need_more_time_than_it_has_is_refused(new_project: Any) -> None:
+    """An agent's code that hangs would end as the environment's failure, and be tried again. check says the same."""
+    decorated = """
+from agenttrain import SandboxLimits, SandboxSpec
+from agenttrain.verifiers import hidden_tests
+
+@trainable(
+    model=POLICY,
+    tasks="tasks.jsonl",
+    sandbox=SandboxSpec(limits=SandboxLimits(seconds=40.0)),
+    verifier=hidden_tests(files={"test_a.py": "def test_a(): pass"}),
+)
+def graph():
+    return builder.compile()
+"""
+    project = new_project(decorated=decorated)
+    said = "Verifier 'hidden_tests' may take 70 s where the agent's code hangs, and limits.verifier_seconds is 60: "
+    with pytest.raises(RewardError, match=said):
+        prepare(project.graph, cwd=project.folder, flags={})
+    found = prepared(project.graph, cwd=project.folder, flags={}, runs=project.folder / "runs").findings
+    assert [each.code for each in found if each.where == "verifier hidden_tests"] == ["function_refused"]
+    prepare(project.graph, cwd=project.folder, flags={"limits": {"verifier_seconds": 70}})

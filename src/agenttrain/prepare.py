@@ -32,7 +32,7 @@ from agenttrain.graph.world import check_setup
 from agenttrain.plugins import Plugins
 from agenttrain.protocols import EngineContext, Renderer, TrainerCheckContext
 from agenttrain.records import CallSite, Task
-from agenttrain.reward.score import check_verifiers
+from agenttrain.reward.score import check_seconds, check_verifiers
 from agenttrain.rollout import sandbox_maker
 from agenttrain.sandbox.making import SandboxMaker
 from agenttrain.tasks import check_against_schema, few_tasks_warning, read_tasks, split_tasks
@@ -114,7 +114,7 @@ def prepare(
         input_schema, context_schema = graph.input_schema() or {}, graph.context_schema()
         nodes = _check_roles(graph, noted) if needs_policy else ()
         declared = check_declared(noted.tools, tools_of(graph)) if noted is not None and noted.tools else ()
-    _check_functions(noted, target)
+    _check_functions(noted, target, verifier_seconds=config.limits.verifier_seconds)
     file = task_file or _task_file(config, noted, target)
     tasks = read_tasks(file)
     train, held_out = split_tasks(tasks)
@@ -333,7 +333,7 @@ def _task_file(config: Config, noted: Trainable | None, target: str) -> Path:
     return Path(config.tasks)
 
 
-def _check_functions(noted: Trainable | None, target: str) -> None:
+def _check_functions(noted: Trainable | None, target: str, *, verifier_seconds: float) -> None:
     """Refuse what would only fail when the first rollout asks for it."""
     if noted is None or not noted.verifiers:
         raise ConfigError(
@@ -341,6 +341,8 @@ def _check_functions(noted: Trainable | None, target: str) -> None:
             "Decorate the graph: @trainable(verifier=…), a function (task, state) that gives a bool or a number."
         )
     check_verifiers(noted.verifiers)
+    if noted.sandbox is not None:
+        check_seconds(noted.verifiers, timeout_s=verifier_seconds, limits=noted.sandbox.limits)
     if noted.setup is not None:
         check_setup(noted.setup)
     if noted.on_interrupt is not None:

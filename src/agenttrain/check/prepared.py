@@ -6,6 +6,7 @@ other command; all else is found, and the job goes as far as it can.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +32,7 @@ from agenttrain.plugins import Plugins
 from agenttrain.prepare import Job, configured
 from agenttrain.protocols import EngineContext, Forecast, TrainerCheckContext
 from agenttrain.records import Isolation, Task
-from agenttrain.reward.score import check_verifiers
+from agenttrain.reward.score import check_seconds, check_verifiers
 from agenttrain.rollout import sandbox_maker
 from agenttrain.run_folder import check_place
 from agenttrain.trainable import Part, Trainable
@@ -83,7 +84,7 @@ def prepared(target: str, *, cwd: Path, flags: Mapping[str, Any], runs: Path) ->
     job = _job(config, loaded, plugins, rows, policy)
     selectors, selector_notes = selector_findings(noted, nodes)
     declared, tool_notes = declaration_findings(noted.tools if noted is not None else {}, tools)
-    functions = list(_function_findings(noted))
+    functions = list(_function_findings(noted, config))
     engine, engine_notes = _engine(job)
     trainer, trainer_notes = _trainer(job)
     needed, room = _room(job, runs)
@@ -145,14 +146,20 @@ def _no_verifier(task: Task, state: Any) -> float:
     return 0.0
 
 
-def _function_findings(noted: Trainable | None) -> Iterator[Finding]:
+def _check_verifier(name: str, part: Part, noted: Trainable, config: Config) -> None:
+    check_verifiers({name: part})
+    if noted.sandbox is not None:
+        check_seconds({name: part}, timeout_s=config.limits.verifier_seconds, limits=noted.sandbox.limits)
+
+
+def _function_findings(noted: Trainable | None, config: Config) -> Iterator[Finding]:
     """What would only fail when the first rollout asks for it."""
     if noted is None or not noted.verifiers:
         yield error("no_verifier", "@trainable", "No verifier is named, and without one no rollout has a reward.")
     if noted is None:
         return
     checks: list[tuple[str, Any]] = [
-        (f"verifier {name}", lambda named=(name, part): check_verifiers(dict([named])))
+        (f"verifier {name}", functools.partial(_check_verifier, name, part, noted, config))
         for name, part in noted.verifiers.items()
     ]
     if noted.setup is not None:

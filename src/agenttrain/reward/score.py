@@ -23,6 +23,7 @@ from agenttrain.reward.langsmith import called, run_and_example
 from agenttrain.reward.layers import failed, left_out, parts_of, reward_of, unjudged
 from agenttrain.reward.time_limit import OutOfTime, Raised, in_time
 from agenttrain.sandbox_protocol import Sandbox
+from agenttrain.sandbox_spec import SandboxLimits
 
 Verifiers = Mapping[str, Part]
 """Name to what it is in the reward."""
@@ -111,6 +112,25 @@ def check_verifiers(verifiers: Verifiers) -> None:
     """
     for name, part in verifiers.items():
         bound(name, part.function)
+
+
+def check_seconds(verifiers: Verifiers, *, timeout_s: float, limits: SandboxLimits) -> None:
+    """Refuse, before anything runs, a verifier that may need more time than it has.
+
+    An agent's code that hangs would make its own failure the verifier's, and so the environment's. A verifier tells
+    what it needs by a function of the sandbox's limits under `most_seconds`; one that doesn't is not asked.
+
+    Raises:
+        RewardError: naming the verifier, and the limit that it needs.
+    """
+    for name, part in verifiers.items():
+        most_seconds = getattr(part.function, "most_seconds", None)
+        if most_seconds is not None and (needed := most_seconds(limits)) > timeout_s:
+            raise RewardError(
+                f"Verifier {name!r} may take {needed:g} s where the agent's code hangs, and limits.verifier_seconds is "
+                f"{timeout_s:g}: it would count as the environment's failure. Set limits.verifier_seconds={needed:g}, "
+                "or give it less time: seconds=…, or SandboxLimits(seconds=…)."
+            )
 
 
 def _answer(

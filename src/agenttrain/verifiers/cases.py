@@ -27,6 +27,7 @@ from agenttrain.verifiers.judging import (
     given_sandbox,
     harness_files,
     judging_sandbox,
+    named,
     program_argv,
     submission_in,
 )
@@ -109,8 +110,7 @@ def hidden_cases(
         checks = [_check(case, trial.came.get(case.index), tolerance) for case in asked]
         return answer(checks, submission, strict=strict, exit_code=trial.exit_code, output=trial.output)
 
-    hidden_cases_pass.__name__ = NAME
-    return hidden_cases_pass
+    return named(hidden_cases_pass, NAME, limits=limits, agent_seconds=lambda limits: seconds)
 
 
 def cases_of(task: Task, cases: Callable[[Task], Sequence[Mapping[str, Any]]] | None) -> list[Case]:

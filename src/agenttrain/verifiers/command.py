@@ -21,6 +21,7 @@ from agenttrain.verifiers.judging import (
     given_sandbox,
     hidden_files,
     judging_sandbox,
+    named,
     submission_in,
 )
 from agenttrain.verifiers.submission import Submission
@@ -71,8 +72,10 @@ def command_exits(
         check = _check(words, execution, expect)
         return answer([check], submission, strict=True, exit_code=execution.exit_code, output=execution.text)
 
-    command_exits_well.__name__ = NAME
-    return command_exits_well
+    def agent_seconds(limits: SandboxLimits) -> float:
+        return limits.seconds if seconds is None else min(seconds, limits.seconds)
+
+    return named(command_exits_well, NAME, limits=limits, agent_seconds=agent_seconds)
 
 
 def _refused(

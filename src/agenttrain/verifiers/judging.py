@@ -24,6 +24,27 @@ from agenttrain.verifiers.submission import JUDGE_FOLDER, Submission, plain_text
 MAX_OUTPUT = 4000
 """Characters of output that are kept as evidence: its end."""
 MAX_REASON = 500
+BESIDE_S = 20.0
+"""Of a verifier, beside what it gives the agent's code: to read what it left, and to open and close sandboxes."""
+
+
+def named(
+    verifier: Callable[..., dict[str, Any]],
+    name: str,
+    *,
+    limits: SandboxLimits | None,
+    agent_seconds: Callable[[SandboxLimits], float],
+) -> Callable[..., dict[str, Any]]:
+    """A verifier under its name, that tells by `most_seconds` how long it may take whatever the agent's code does.
+
+    Args:
+        limits: of its judging sandboxes. None: those of the agent's.
+        agent_seconds: what the agent's code may take, in a sandbox of these limits.
+    """
+    told: Any = verifier
+    told.__name__ = name
+    told.most_seconds = lambda own: BESIDE_S + agent_seconds(limits or own)
+    return verifier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

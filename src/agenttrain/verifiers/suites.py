@@ -33,16 +33,19 @@ from agenttrain.verifiers.judging import (
     harness_files,
     hidden_files,
     judging_sandbox,
+    named,
     program_argv,
     submission_in,
 )
-from agenttrain.verifiers.relay import WIRE, Relay
+from agenttrain.verifiers.relay import END_S, WIRE, Relay
 from agenttrain.verifiers.submission import JUDGE_FOLDER, TEST_FILES, Submission, laid_over
 
 NAME = "hidden_tests"
 RESULTS = f"{JUDGE_FOLDER}/results.json"
 INI = f"{JUDGE_FOLDER}/pytest.ini"
 PROGRAMS = ("tests", "guard", "proxies", "wire")
+SNAPSHOT_S = 10.0
+"""To look, after the agent's code ran beside them, whether the hidden files are what they were."""
 MAX_COLLECTIONS = 256
 """Suites whose test ids are remembered."""
 
@@ -117,8 +120,11 @@ def hidden_tests(
             submission = submission_in(own, suite.include, hidden)
             return judged(own, submission, hidden, names)
 
-    hidden_tests_pass.__name__ = NAME
-    return hidden_tests_pass
+    def agent_seconds(limits: SandboxLimits) -> float:
+        of_suite = limits.seconds if seconds is None else min(seconds, limits.seconds)
+        return of_suite + (END_S if apart else of_suite + SNAPSHOT_S)
+
+    return named(hidden_tests_pass, NAME, limits=limits, agent_seconds=agent_seconds)
 
 
 def names_of_tests(hidden: Mapping[str, SandboxFile]) -> dict[str, list[str]]:

@@ -30,8 +30,8 @@ from .rights import (
 )
 
 FILE_SECONDS = 10.0
-"""Of one file operation: only programs inside, which may stop its process or dig folders deep, make it take long. A small
-part of what a verifier has, so that what they do to it is refused and never the verifier's failure."""
+"""Of one file operation: only programs inside, which may stop its process or dig folders deep, make it take long. A
+small part of what a verifier has, so that what they do to it is refused and never the verifier's failure."""
 MANY_BACKGROUND_PIPES = 256
 NOFILE_MOST = 1 << 16
 FILES_PER_MIB = 256
