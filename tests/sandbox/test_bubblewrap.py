@@ -178,6 +178,7 @@ def test_nothing_is_left_of_a_killed_agenttrain(backend: BubblewrapBackend) -> N
     os.close(handle)
 
 
+@pytest.mark.slow
 @as_root
 def test_an_ordinary_user_has_the_same(backend: BubblewrapBackend) -> None:
     code = """
@@ -234,6 +235,7 @@ def test_a_bubblewrap_that_is_too_old_is_refused_by_the_option(backend: Bubblewr
         BubblewrapBackend(program=without(("--as-pid-1",), tmp_path)).isolation(request())
 
 
+@pytest.mark.slow
 class TestContract(SandboxBackendContract):
     """What every backend keeps to, by bwrap."""
 

@@ -103,6 +103,7 @@ def test_a_network_that_was_asked_for_is_in_neither() -> None:
 
 
 @as_root
+@pytest.mark.slow
 def test_an_ordinary_user_s_can_not_keep_apart_what_programs_of_the_same_user_could_undo() -> None:
     code = """
         import json
@@ -366,6 +367,7 @@ def test_two_processes_never_lease_one_user() -> None:
         assert is_held
 
 
+@pytest.mark.slow
 class TestContract(SandboxBackendContract):
     """What every backend keeps to, by ordinary processes."""
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from queue import SimpleQueue
 from typing import IO
 
@@ -80,8 +80,8 @@ def launch(
     """
     group = group_of(request, made) if grouped else None
     errors: IO[bytes] = made.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
-    start = partial(
-        subprocess.Popen,
+    started: Future[subprocess.Popen[bytes]] = Future()
+    start: Callable[[], subprocess.Popen[bytes]] = lambda: subprocess.Popen(  # noqa: E731
         [*_GATE, *argv],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -91,7 +91,6 @@ def launch(
         env=env,
         pass_fds=pass_fds,
     )
-    started: Future[subprocess.Popen[bytes]] = Future()
     _starts().put((started, start))
     process = started.result()
     made.callback(_end, process)
