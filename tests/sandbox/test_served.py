@@ -123,6 +123,16 @@ def test_an_answer_that_does_not_come_in_time_ends_the_sandbox(others: list[Othe
     served.end("it was closed")
 
 
+def test_who_takes_nothing_in_is_not_waited_for_for_ever() -> None:
+    """More than a socket holds, to a side that never reads."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        served = Served(Channel(fd := ours.detach(), fd))
+        with pytest.raises(SandboxError, match=r"it is gone \(it takes nothing in\)"):
+            served.ask({"op": "write"}, b"x" * 10_000_000, within_s=0.2)
+        served.end("it was closed")
+
+
 def test_a_refusal_is_the_policys_and_a_failure_the_environments(others: list[Other]) -> None:
     """By the answer's own words."""
     answers = {"read": {"refused": "There is no file 'x'."}, "list": {"failed": "OSError: disk"}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from shlex import quote
 
@@ -21,8 +22,10 @@ _ENGINES = (DockerBackend, PodmanBackend)
 
 def what_works() -> dict[str, str]:
     """Each backend of ours to what it does here, in words; those of this machine make a sandbox to find out."""
-    found = {name: _of_this_machine(name) for name in BEST_FIRST}
-    return found | {kind.name: _of_an_engine(kind()) for kind in _ENGINES}
+    with ThreadPoolExecutor() as threads:  # engines take their time to answer
+        engines = {kind.name: threads.submit(_of_an_engine, kind()) for kind in _ENGINES}
+        found = {name: _of_this_machine(name) for name in BEST_FIRST}
+        return found | {name: answer.result() for name, answer in engines.items()}
 
 
 def _of_this_machine(name: str) -> str:

@@ -72,12 +72,13 @@ class Channel:
         self._from, self._to = fd_from, fd_to
         self._sending = threading.Lock()
         self._is_open = True
+        os.set_blocking(fd_to, False)
 
-    def send(self, header: Mapping[str, Any], body: bytes = b"") -> None:
+    def send(self, header: Mapping[str, Any], body: bytes = b"", *, until: float) -> None:
         """Send one frame.
 
         Raises:
-            OSError: the other side is gone.
+            OSError: the other side is gone, or takes nothing more by then.
         """
         head = json.dumps(header).encode()
         with self._sending:
@@ -86,15 +87,23 @@ class Channel:
             for part in (HEAD.pack(len(head), len(body)) + head, body):
                 view = memoryview(part)
                 while view:
-                    view = view[os.write(self._to, view) :]
+                    view = view[self._written(view, until) :]
+
+    def _written(self, data: memoryview, until: float) -> int:
+        if not is_ready(self._to, select.POLLOUT, until):
+            raise TimeoutError("it takes nothing in")
+        try:
+            return os.write(self._to, data)
+        except BlockingIOError:
+            return 0
 
     def receive(self, until: float) -> Frame | None:
         """The next frame. None: nothing came by then.
 
         Raises:
-            EOFError: the other side is gone.
+            EOFError: the other side is gone, or stopped within a frame.
         """
-        if not select_readable(self._from, until):
+        if not is_ready(self._from, select.POLLIN, until):
             return None
         n_head, n_body = HEAD.unpack(self._exactly(HEAD.size))
         content = self._exactly(n_head + n_body)
@@ -102,9 +111,14 @@ class Channel:
 
     def _exactly(self, n: int) -> bytes:
         parts: list[bytes] = []
+        until = time.monotonic() + GRACE_S
         while n:
+            if not is_ready(self._from, select.POLLIN, until):
+                raise EOFError("it stopped within an answer")
             try:
                 part = os.read(self._from, min(n, 1 << 20))
+            except BlockingIOError:
+                continue
             except OSError as error:
                 raise EOFError(str(error)) from error
             if not part:
@@ -127,10 +141,10 @@ class Channel:
         os.close(self._from)
 
 
-def select_readable(fd: int, until: float) -> bool:
-    """Whether something can be read by then."""
+def is_ready(fd: int, event: int, until: float) -> bool:
+    """Whether something can be read, or written, by then; also where the other side is gone."""
     poll = select.poll()
-    poll.register(fd, select.POLLIN)
+    poll.register(fd, event)
     return bool(poll.poll(max(0.0, until - time.monotonic()) * 1000))
 
 
@@ -174,7 +188,7 @@ class Served:
             id = self._n
         until = time.monotonic() + within_s
         try:
-            self._channel.send({**header, "id": id}, body)
+            self._channel.send({**header, "id": id}, body, until=until)
         except OSError as error:
             self._lose_its_end(f"it is gone ({error})")
         return self._answer(id, until)
