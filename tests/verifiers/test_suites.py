@@ -201,6 +201,7 @@ def add(a, b):
     assert answer["evidence"]["tampering"] == []
 
 
+@pytest.mark.slow
 def test_tampering_with_what_judges_changes_nothing(judged):
     """conftest, configuration, a local pytest and a forged test file are reported and never reach the tests."""
     written = {
@@ -221,6 +222,7 @@ def test_tampering_with_what_judges_changes_nothing(judged):
         ]
 
 
+@pytest.mark.slow
 def test_code_that_can_not_be_imported_is_the_agents_failure(judged):
     """A score of 0 for every test, and the error as the reason."""
     for answer in both(judged, BROKEN, {"shop.py": "import nowhere\n"}, SUITE):
@@ -412,6 +414,7 @@ def test_approx():
     assert len(checks(answer)) == 4
 
 
+@pytest.mark.slow
 def test_apart_only_the_test_that_hangs_or_crashes_fails(judged):
     """Others find a new process."""
     code = "import os\ndef add(a, b):\n    while a == 4: pass\n    if a == 5: os._exit(9)\n    return a + b\n"
