@@ -28,7 +28,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import InjectedState, ToolNode, ToolRuntime
 from pydantic import BaseModel, ValidationError
 
-from agenttrain.errors import EffectError, EscapeError
+from agenttrain.errors import EffectError, EscapeError, PolicyFailure
 from agenttrain.graph.effects import Effects, effects_of, open_effects
 from agenttrain.graph.idempotency import idempotency_key
 from agenttrain.graph.intercept import open_gate, outside_rollouts
@@ -312,6 +312,27 @@ def test_what_nothing_permits_never_runs(world: World) -> None:
     assert refusals == [raised.value]
     assert str(raised.value).startswith("The tool 'refund' is external, and nothing permits it to run in a rollout.")
     assert world.paid == []
+
+
+JSON_SCHEMA = {
+    "type": "object",
+    "properties": {"order": {"type": "string"}, "cents": {"type": "integer", "default": 100}},
+    "required": ["order"],
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"), [({}, "'order' is missing"), ({"order": "A41", "foo": 1}, "'foo' is not one of them")]
+)
+def test_a_call_outside_of_a_json_schema_is_the_policys_failure(world: World, given: Any, said: str) -> None:
+    """Nobody holds calls of such a tool (an MCP server's) against its schema, and no call of a policy ends a run."""
+    refusals = list[Any]()
+    refund = StructuredTool(name="refund", description="", args_schema=JSON_SCHEMA, func=world.pay)
+    with kept_refusals(refusals), in_rollout(refund=External(stand_in=world.play)):
+        assert refund.invoke({"order": "A41"}) == "played A41"
+        with pytest.raises(PolicyFailure, match=f"'refund' was called with other arguments than it has: {said}"):
+            refund.invoke(given)
+    assert (refusals, world.paid, world.played) == ([], [], [("A41", 100)])
 
 
 def test_a_stand_in_that_does_not_fit_is_refused_by_name(world: World) -> None:

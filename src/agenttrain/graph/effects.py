@@ -25,7 +25,7 @@ from typing import Any
 from langchain_core.runnables.config import ensure_config
 from langchain_core.tools import BaseTool
 
-from agenttrain.errors import EffectError, EscapeError
+from agenttrain.errors import EffectError, EscapeError, PolicyFailure
 from agenttrain.graph.idempotency import CountedCalls, call_made, counted_calls
 from agenttrain.graph.intercept import escaped, is_answered
 from agenttrain.graph.policy_model import keep_refusal
@@ -243,16 +243,22 @@ def _called(tool: BaseTool, stand_in: Callable[..., Any], args: tuple[Any, ...],
     """What the stand-in gives for a tool's validated arguments.
 
     Raises:
+        PolicyFailure: they are not those of the tool's JSON schema, which langchain-core doesn't hold calls against.
         EffectError: it doesn't take them.
     """
     given = {name: value for name, value in kwargs.items() if name not in _FILLED}
     given |= {} if args else _defaults(tool, given)
-    named = asked_for(stand_in, given, told=tool._filter_injected_args(given))
+    told = tool._filter_injected_args(given)
+    named = asked_for(stand_in, given, told=told)
     if "config" in inspect.signature(stand_in).parameters and "config" not in given:
         named["config"] = kwargs.get("config") or ensure_config()
     try:
         inspect.signature(stand_in).bind(*args, **named)
     except TypeError as error:
+        if wrong := _outside_schema(tool, told):
+            raise PolicyFailure(
+                f"The tool {tool.name!r} was called with other arguments than it has: {wrong}."
+            ) from error
         raise keep_refusal(
             EffectError(
                 f"The stand-in {function_name(stand_in)} of the tool {tool.name!r} can't be called as the tool is: "
@@ -262,8 +268,24 @@ def _called(tool: BaseTool, stand_in: Callable[..., Any], args: tuple[Any, ...],
     return stand_in(*args, **named)
 
 
+def _outside_schema(tool: BaseTool, told: Mapping[str, Any]) -> str:
+    """What a call lacks, or has too much, of a JSON schema, as tools of an MCP server have. Empty: nothing.
+
+    Example: "'order' is missing, 'ordr' is not one of them"
+    """
+    if not isinstance(tool.args_schema, dict):
+        return ""
+    missing = [f"{name!r} is missing" for name in tool.args_schema.get("required", ()) if name not in told]
+    unknown = [f"{name!r} is not one of them" for name in told if name not in tool.args_schema.get("properties", {})]
+    return ", ".join([*missing, *unknown])
+
+
 def _defaults(tool: BaseTool, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of arguments that were not given; langchain-core 1.0 leaves them to the tool's own function."""
+    """Those of arguments that were not given; langchain-core 1.0 leaves them to the tool's own function, and every
+    version those of a JSON schema."""
+    if isinstance(tool.args_schema, dict):
+        properties: Mapping[str, Any] = tool.args_schema.get("properties", {})
+        return {name: each["default"] for name, each in properties.items() if name not in given and "default" in each}
     fields: Mapping[str, Any] = getattr(tool.args_schema, "model_fields", {})
     left = {name: field for name, field in fields.items() if name not in (*given, "args", "kwargs")}
     return {name: each.get_default(call_default_factory=True) for name, each in left.items() if not each.is_required()}
