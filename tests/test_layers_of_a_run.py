@@ -27,7 +27,7 @@ def broken(task: Task) -> float:
 """
 DECORATED = """
 @trainable(model=POLICY, tasks="tasks.jsonl", verifiers={
-    "no_odd": Part(no_odd_task, kind="safety", closed=-1.0),
+    "no_odd": Part(no_odd_task, kind="safety", closed=-9.0),
     "score": score,
     "judge": Part(judge, 0.5, kind="process", low=0.0, high=1.0),
     "turns": Part(turns_used(limit=2), -4.0, kind="cost"),
@@ -67,7 +67,7 @@ def check_reward(rollout: Any, *, is_odd: bool) -> None:
     assert parts["broken"].error.startswith("Verifier 'broken' raised KeyError on task")
     assert (parts["judge"].score, parts["judge"].comment, parts["judge"].evidence) == (0.25, "by a model", {"asked": 1})
     if is_odd:
-        assert (reward.score, reward.closed, rollout.success) == (-1.0, "no_odd", False)
+        assert (reward.score, reward.closed, rollout.success) == (-9.0, "no_odd", False)
     else:
         assert (reward.score, reward.closed) == (pytest.approx(parts["score"].score + 0.125 - 2.0), "")
 
@@ -80,7 +80,7 @@ def check_metrics(project: Any) -> None:
         assert row["part.turns"] == 0.5
         assert row["part.score"] == pytest.approx(sum(reward.parts[1].score for reward in rewards) / len(rewards))
         assert "part.broken" not in row
-        assert row["gates_closed"] == row["safety_violations"] == sum(reward.score == -1.0 for reward in rewards)
+        assert row["gates_closed"] == row["safety_violations"] == sum(reward.score == -9.0 for reward in rewards)
     assert {alarm["code"] for row in rows for alarm in row["alarms"]} >= {"terms_outweigh_outcome", "part_left_out"}
 
 
@@ -116,6 +116,6 @@ def test_an_eval_tells_the_parts_and_inspect_shows_them(new_project: Any, comman
     assert done.json["reward_parts"]["turns"]["histogram"] == {"edges": [0.0, 1.0], "counts": [3]}
     odd = next(rollout.id for rollout in project.store.rollouts() if rollout.reward.closed)
     said = command("inspect", project.run.id, odd).out
-    assert "\nreward: -1, by the closed gate no_odd\n  no_odd: safety 0, closed\n  score: outcome " in said
+    assert "\nreward: -9, by the closed gate no_odd\n  no_odd: safety 0, closed\n  score: outcome " in said
     assert "\n  judge: process 0.25 × 0.5, by a model\n    asked: 1\n  turns: cost 0.5 × -4, 1 turns of 2\n" in said
     assert "\n  broken: process, left out: Verifier 'broken' raised KeyError" in said
