@@ -129,7 +129,7 @@ def test_what_is_named_visible_is_seen_read_only(backend: BubblewrapBackend, tmp
 
 
 KILLED = """
-    import os, signal
+    import contextlib, os, signal
     from agenttrain.sandbox.bubblewrap import BubblewrapBackend
     from agenttrain.sandbox_protocol import SandboxRequest
     sandbox = BubblewrapBackend().open(SandboxRequest(name="killed"))
@@ -138,7 +138,7 @@ KILLED = """
     sandbox.run(f"setsid python stay.py '{marked}' >/dev/null 2>&1 & while [ ! -s ready ]; do sleep 0.01; done")
     seen = []
     for each in filter(str.isdigit, os.listdir("/proc")):
-        with open(f"/proc/{each}/cmdline", "rb") as file:
+        with contextlib.suppress(OSError), open(f"/proc/{each}/cmdline", "rb") as file:
             if file.read().split(b"\\0")[1:3] == [b"stay.py", marked.encode()]:
                 seen.append(int(each))
     print(seen, flush=True)

@@ -188,6 +188,32 @@ time.sleep(60)
     assert sandbox.run(["python", "-c", "print(1)"]).stdout == "1\n"
 
 
+FILLS_MEMORY = """
+import mmap, os, time
+open("/proc/self/oom_score_adj", "w").write("0")
+for _ in range(200):
+    if os.fork() == 0:
+        time.sleep(60)
+with open("/dev/shm/fill", "wb") as file, open("fill", "wb") as more:
+    while True:
+        try:
+            file.write(b"x" * 65536)
+        except OSError:
+            more.write(b"x" * 65536)
+"""
+
+
+@pytest.mark.slow
+def test_a_container_that_memory_ended_is_no_failure_of_the_environment(podman: PodmanBackend) -> None:
+    sandbox = podman.open(request(memory_mib=1, processes=300, disk_mib=256))
+    try:
+        assert sandbox.run(["python", "-I", "-S", "-c", FILLS_MEMORY]).ended_by == "memory_mib"
+        assert sandbox.run(["true"]).ended_by in ("", "memory_mib")
+        sandbox.settle()
+    finally:
+        sandbox.close()
+
+
 @pytest.mark.slow
 def test_an_image_that_is_not_there_is_never_pulled(podman: PodmanBackend) -> None:
     with pytest.raises(SandboxError, match=r"image not known See that it is there \(podman pull localhost/none:1\)"):
@@ -195,15 +221,16 @@ def test_an_image_that_is_not_there_is_never_pulled(podman: PodmanBackend) -> No
 
 
 KILLED = """
-    import os, signal
+    import contextlib, os, signal
     from agenttrain.sandbox.containers import PodmanBackend
     from agenttrain.sandbox_protocol import SandboxRequest
     sandbox = PodmanBackend().open(SandboxRequest(name="killed", image={image!r}))
     sandbox.run("sleep 1000 >/dev/null 2>&1 &")
     if {client_too}:
         for each in filter(str.isdigit, os.listdir("/proc")):
-            if open(f"/proc/{{each}}/stat").read().rpartition(")")[2].split()[1] == str(os.getpid()):
-                os.kill(int(each), signal.SIGKILL)
+            with contextlib.suppress(OSError):  # others come and go
+                if open(f"/proc/{{each}}/stat").read().rpartition(")")[2].split()[1] == str(os.getpid()):
+                    os.kill(int(each), signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
 """
 

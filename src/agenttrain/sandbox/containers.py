@@ -27,6 +27,8 @@ for name in ("work", "tmp"):
 runpy.run_path("{_INSIDE}", run_name="__main__")"""
 _ANSWER_S = 60.0
 """An engine that answers nothing by then counts as not there."""
+_KILLED = 137
+"""What an engine's `run` ends with where something killed the first process: unless we did, the control group."""
 _SHARED_MIB = 1
 """Of /dev/shm, which an engine always makes; it is taken from disk_mib."""
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -121,6 +123,7 @@ class _ContainerBackend:
             served=served,
             reopen=self.open,
             release=release.close,
+            first_ended_by_memory=lambda: launched.exit_code() == _KILLED,
         )
 
     def _command(self, request: SandboxRequest, name: str, uid: int) -> list[str]:

@@ -42,6 +42,7 @@ class Launched:
     """What it and what starts it write to stderr."""
     group: Group | None
     """None: this machine lets us make none."""
+    process: subprocess.Popen[bytes]
 
     def begun(self, request: SandboxRequest, begin: Begin) -> Served:
         """The process, serving.
@@ -55,6 +56,13 @@ class Launched:
             self.errors.seek(0)
             wrote = self.errors.read(4096).decode(errors="replace").strip()
             raise SandboxError(f"{error} It wrote: {wrote}" if wrote else str(error)) from error
+
+    def exit_code(self) -> int | None:
+        """Of what was launched, which is about to end. None: it does not."""
+        try:
+            return self.process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            return None
 
     def n_out_of_memory(self) -> int:
         """How many processes the kernel has ended for memory."""
@@ -102,7 +110,7 @@ def launch(
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 pipe.close()
-    return Launched(channel=channel, errors=errors, group=group)
+    return Launched(channel=channel, errors=errors, group=group, process=process)
 
 
 def group_of(request: SandboxRequest, made: ExitStack) -> Group | None:

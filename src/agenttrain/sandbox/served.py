@@ -261,6 +261,8 @@ class ServedSandbox:
     """Called once, after the first process has been told to end and its channel is closed: waits for it, removes."""
     n_out_of_memory: Callable[[], int] = lambda: 0
     """How many processes the kernel has ended for memory so far, where something counts them."""
+    first_ended_by_memory: Callable[[], bool] | None = None
+    """Asked once the first process has ended by itself. None: it did where the kernel has ended any for memory."""
     initial: Mapping[str, SandboxFile] = field(init=False)
     _closing: threading.Lock = field(default_factory=threading.Lock)
     _is_closed: bool = False
@@ -356,7 +358,7 @@ class ServedSandbox:
         try:
             answer, output = self.served.ask(header, body, within_s=within_s)
         except SandboxError as error:
-            if self.served.has_ended and self.n_out_of_memory():
+            if self.served.has_ended and (self.first_ended_by_memory or self.n_out_of_memory)():
                 limit = f"memory_mib={self.request.limits.memory_mib:g}"
                 raise EndedByMemory(f"The sandbox was ended by its limit {limit}, and its files are lost.") from error
             raise

@@ -414,10 +414,10 @@ class Server:
                 return
 
     def end_everything_by(self, limit: str) -> None:
-        """End everything, and say by which limit where that is asked for."""
+        """End everything, and say by which limit where that is asked for; what goes on holds nothing of it any more."""
         for job in self.jobs.values():
             job.ended_by = job.ended_by or limit
-        self.end_everything()
+        self.end_and_wait()
 
     def memory_bytes(self) -> int:
         """Of all processes but this one, and of files in memory."""
