@@ -526,3 +526,15 @@ def test_without_a_sandbox_it_says_what_to_write():
     """As the others do."""
     with pytest.raises(RewardError, match=r"hidden_tests judges .* sandbox=SandboxSpec"):
         hidden_tests(files=SUITE)(task=Task(id="a", input={}), sandbox=None)
+
+
+def test_apart_messages_are_carried_whatever_output_is_kept(judged):
+    """Of 3 KB where 1 KiB of output is kept: else an agent's long answer, given back by a test, would end the suite."""
+    tests = {
+        "test_shop.py": "from shop import echo\n\ndef test_echo():\n    assert echo(echo('x' * 3000)) == 'x' * 3000\n"
+    }
+    limits = SandboxLimits(seconds=60.0, output_kib=1)
+
+    answer = judged(hidden_tests(files=tests), {"shop.py": "def echo(text): return text\n"}, limits=limits)
+
+    assert answer["evidence"]["checks"] == [{"name": "test_shop.py::test_echo", "passed": True, "reason": ""}]

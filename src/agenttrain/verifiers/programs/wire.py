@@ -21,8 +21,8 @@ Other = Callable[[Any], Any]
 SCALARS = (type(None), bool, str, float)
 MAX_INT = 1 << 63
 MAX_DEPTH = 200
-MAX_LINE = 8 << 10
-"""Characters of a message that goes through a pipe."""
+MAX_LINE = 1000
+"""Characters of a message that goes through a pipe: with its end no more than the least output that a sandbox keeps."""
 LONG, AS_FILE = ".json", '"long"'
 """Ending of the file that holds a longer one, and what the pipe says then."""
 
