@@ -538,3 +538,18 @@ def test_apart_messages_are_carried_whatever_output_is_kept(judged):
     answer = judged(hidden_tests(files=tests), {"shop.py": "def echo(text): return text\n"}, limits=limits)
 
     assert answer["evidence"]["checks"] == [{"name": "test_shop.py::test_echo", "passed": True, "reason": ""}]
+
+
+def test_apart_an_answer_that_the_tests_have_no_room_for_is_the_agents_failure(judged):
+    """The agent makes room for it on its own side; it is no suite that can't run."""
+    tests = {"test_shop.py": "from shop import total\n\ndef test_total():\n    assert total() == 3\n"}
+    large = "import os\n\ndef total():\n    os.remove('data.txt')\n    return 'x' * 1_200_000\n"
+    initial = {"shop.py": "", "data.txt": "." * 1_000_000}
+
+    answer = judged(
+        hidden_tests(files=tests), initial, {"shop.py": large}, limits=SandboxLimits(seconds=60, disk_mib=2)
+    )
+
+    (check,) = answer["evidence"]["checks"]
+    assert (check["name"], check["passed"]) == ("test_shop.py::test_total", False)
+    assert "its answer can't be carried over: The disk of the sandbox is full" in check["reason"]

@@ -62,12 +62,19 @@ class Relay:
 
     def _next_call(self, answer: bytes | None, suite: Future[Execution]) -> bytes | None:
         """Hand the tests an answer, and wait for what they ask next. None: they have ended."""
-        handing = _begun(lambda: _handed(self.tests, answer, None))
+        handing = _begun(lambda: _taken(self.tests, self._line(answer), None))
         wait(_any(handing, suite), return_when=FIRST_COMPLETED)
         _settle(self.tests, handing)
         if handing.exception() is not None:
             wait(_any(suite), timeout=END_S)  # both have one limit of time
         return None if suite.done() else handing.result()
+
+    def _line(self, answer: bytes | None) -> bytes | None:
+        """What the tests are handed for an answer; one that they have no room for is none."""
+        try:
+            return _line_of(self.tests, answer)
+        except SandboxRefusal as refusal:
+            return _error(f"its answer can't be carried over: {refusal}")
 
     def _answer(self, call: bytes, suite: Future[Execution]) -> bytes:
         """What the agent's process answers, or why it doesn't."""
@@ -77,7 +84,7 @@ class Relay:
             return _error(f"{MAX_WORKERS} processes of it have ended")
         try:
             worker = self._alive()
-            handing = _begun(lambda: _handed(self.agents, call, self.call_seconds))
+            handing = _begun(lambda: _taken(self.agents, _line_of(self.agents, call), self.call_seconds))
             wait(_any(handing, worker, suite), timeout=self.call_seconds, return_when=FIRST_COMPLETED)
             if not handing.done():
                 return self._lost(worker, handing)
@@ -104,16 +111,28 @@ class Relay:
         return _error(f"it took more than {self.call_seconds:g} s" if is_late else f"its process {end_of(end)}")
 
 
-def _handed(place: Sandbox, message: bytes | None, seconds: float | None) -> bytes:
-    """Hand a message to a program in a sandbox, if there is one, and take what it says next.
+def _line_of(place: Sandbox, message: bytes | None) -> bytes | None:
+    """What goes through the pipe for a message: itself, or that it lies in the file beside.
+
+    Raises:
+        SandboxRefusal: the sandbox has no room for that file.
+    """
+    if message is None or len(message) <= MAX_LINE:
+        return message
+    try:
+        place.write(f"{WIRE}/in{LONG}", message)
+    except SandboxRefusal:
+        place.write(f"{WIRE}/in{LONG}", b"")  # what was written of it has taken the last room
+        raise
+    return AS_FILE.encode()
+
+
+def _taken(place: Sandbox, line: bytes | None, seconds: float | None) -> bytes:
+    """Hand a line to a program in a sandbox, if there is one, and take what it says next.
 
     Raises:
         SandboxRefusal: nothing came that can be read.
     """
-    line = message
-    if message is not None and len(message) > MAX_LINE:
-        place.write(f"{WIRE}/in{LONG}", message)
-        line = AS_FILE.encode()
     script = _TAKE if line is None else f"{_GIVE} && {_TAKE}"
     execution = place.run(script, stdin=(line or b"") + b"\n", seconds=seconds)
     said = execution.stdout.strip()
