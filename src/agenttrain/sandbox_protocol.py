@@ -16,7 +16,8 @@ from agenttrain.sandbox_spec import Files, SandboxLimits
 
 
 class SandboxRefusal(PolicyFailure):
-    """What was asked of a sandbox can't be done there: no such file, a path that leads out, no such program.
+    """What was asked of a sandbox can't be done there: no such file, a path that leads out, no such program; no file
+    at all once what ran in it had the kernel end it as a whole by its limit of memory.
 
     A tool may catch it and give its text to the agent. Uncaught it is the policy's failure, not the environment's.
     """

@@ -12,8 +12,9 @@ import pytest
 
 from agenttrain.errors import SandboxError
 from agenttrain.records import Isolation
+from agenttrain.sandbox.channel import Channel
 from agenttrain.sandbox.inside import files, processes
-from agenttrain.sandbox.served import INSIDE, Begin, Channel, ServedSandbox, begun
+from agenttrain.sandbox.served import INSIDE, Begin, ServedSandbox, begun
 from agenttrain.sandbox_protocol import SandboxRefusal, SandboxRequest
 from agenttrain.sandbox_spec import SandboxLimits
 from agenttrain.testing.machine import DAEMON, processes_with, wait_for_none

@@ -19,7 +19,8 @@ from typing import IO
 
 from agenttrain.errors import SandboxError
 from agenttrain.sandbox.cgroups import Group, open_group
-from agenttrain.sandbox.served import Begin, Channel, Served, begun
+from agenttrain.sandbox.channel import Channel, Served
+from agenttrain.sandbox.served import Begin, begun
 from agenttrain.sandbox_protocol import SandboxRequest
 
 OVERHEAD_MIB = 48

@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from agenttrain.errors import SandboxError
 from agenttrain.records import Isolation
 from agenttrain.sandbox.cgroups import Group
+from agenttrain.sandbox.channel import HEAD, Channel
 from agenttrain.sandbox.launch import group_of
 from agenttrain.sandbox.layout import WORK, Layout, layout
 from agenttrain.sandbox.seccomp import filter_program
-from agenttrain.sandbox.served import HEAD, OPEN_S, Begin, Channel, ServedSandbox, begun
+from agenttrain.sandbox.served import OPEN_S, Begin, ServedSandbox, begun
 from agenttrain.sandbox.starting import starter
 from agenttrain.sandbox_protocol import Sandbox, SandboxRequest
 
