@@ -26,6 +26,10 @@ from agenttrain.testing import SandboxBackendContract
 PYTHON = "/usr/bin/python3"
 """That every user may run."""
 NOBODY = 65534
+needs_same_python = pytest.mark.skipif(
+    not os.path.exists(f"/usr/lib/python{sys.version_info[0]}.{sys.version_info[1]}/os.py"),
+    reason="the system's Python is of another version than this one, whose packages it can't import",
+)
 as_root = pytest.mark.skipif(
     os.geteuid() != 0 or not os.path.exists(PYTHON), reason="needs root and the system's Python"
 )
@@ -180,6 +184,7 @@ def test_nothing_is_left_of_a_killed_agenttrain(backend: BubblewrapBackend) -> N
 
 @pytest.mark.slow
 @as_root
+@needs_same_python
 def test_an_ordinary_user_has_the_same(backend: BubblewrapBackend) -> None:
     code = """
         import json

@@ -26,6 +26,12 @@ PYTHON = "/usr/bin/python3"
 """That every user may run."""
 NOBODY = 65534
 IS_ROOT = os.geteuid() == 0
+OF_OTHERS = f"python={PYTHON!r}" if IS_ROOT else ""
+"""What SubprocessBackend is made with in code: as root a Python that other users may run."""
+needs_same_python = pytest.mark.skipif(
+    not os.path.exists(f"/usr/lib/python{sys.version_info[0]}.{sys.version_info[1]}/os.py"),
+    reason="the system's Python is of another version than this one, whose packages it can't import",
+)
 as_root = pytest.mark.skipif(not IS_ROOT or not os.path.exists(PYTHON), reason="needs root and the system's Python")
 DAEMON = """
 import os, time
@@ -69,7 +75,7 @@ def by_another(code: str, *, user: int | None = None) -> subprocess.CompletedPro
     """Run code in a process of its own that may be killed, and may be another user's."""
     paths = [path for path in sys.path if path.endswith(("site-packages", "src"))]
     return subprocess.run(
-        [PYTHON if user is not None or IS_ROOT else sys.executable, "-B", "-W", "ignore", "-c", textwrap.dedent(code)],
+        [PYTHON if user is not None else sys.executable, "-B", "-W", "ignore", "-c", textwrap.dedent(code)],
         env={"PYTHONPATH": ":".join(paths), "PATH": "/usr/bin:/bin"},
         user=user,
         group=user,
@@ -104,6 +110,7 @@ def test_a_network_that_was_asked_for_is_in_neither() -> None:
 
 @as_root
 @pytest.mark.slow
+@needs_same_python
 def test_an_ordinary_user_s_can_not_keep_apart_what_programs_of_the_same_user_could_undo() -> None:
     code = """
         import json
@@ -258,8 +265,7 @@ LATE = """
 
 
 def test_a_thread_that_goes_on_after_the_main_one_makes_sandboxes_too() -> None:
-    python = f"python={PYTHON!r}" if IS_ROOT else ""
-    assert by_another(LATE.format(python=python)).stdout == "x\n"
+    assert by_another(LATE.format(python=OF_OTHERS)).stdout == "x\n"
 
 
 FORKED = """
@@ -280,15 +286,14 @@ FORKED = """
 
 def test_a_process_that_is_forked_makes_sandboxes_too() -> None:
     """Though it has none of the threads of the one that has made some."""
-    python = f"python={PYTHON!r}" if IS_ROOT else ""
-    assert by_another(FORKED.format(python=python)).stdout == "x\nx\n0\n"
+    assert by_another(FORKED.format(python=OF_OTHERS)).stdout == "x\nx\n0\n"
 
 
 KILLED = """
     import contextlib, os, signal
     from agenttrain.sandbox.plain import SubprocessBackend
     from agenttrain.sandbox_protocol import SandboxRequest
-    sandbox = SubprocessBackend().open(SandboxRequest(name="killed"))
+    sandbox = SubprocessBackend({python}).open(SandboxRequest(name="killed"))
     pid = sandbox.run(["python", "-c", {daemon!r}]).stdout.strip()
     print(pid, sandbox.path, flush=True)
     {first}
@@ -304,7 +309,7 @@ KILL_THE_FIRST = """
 
 
 def test_a_killed_agenttrain_leaves_a_folder_that_the_next_run_removes() -> None:
-    killed = by_another(KILLED.format(daemon=DAEMON, first=""))
+    killed = by_another(KILLED.format(python=OF_OTHERS, daemon=DAEMON, first=""))
     assert killed.returncode == -signal.SIGKILL
     daemon, path = killed.stdout.split()
     wait_until_ended(int(daemon))
@@ -315,7 +320,7 @@ def test_a_killed_agenttrain_leaves_a_folder_that_the_next_run_removes() -> None
 
 @as_root
 def test_where_the_first_process_was_killed_too_the_next_run_ends_what_is_left() -> None:
-    killed = by_another(KILLED.format(daemon=DAEMON, first=KILL_THE_FIRST.strip()))
+    killed = by_another(KILLED.format(python=OF_OTHERS, daemon=DAEMON, first=KILL_THE_FIRST.strip()))
     daemon, path = killed.stdout.split()
     assert runs(int(daemon))
     backend().open(request()).close()
