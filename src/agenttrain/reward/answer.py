@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agenttrain.errors import RewardError
-from agenttrain.reward.evidence import evidence_in
+from agenttrain.reward.evidence import evidence_in, shortened
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +40,11 @@ def answer_in(name: str, result: Any) -> Answer:
     number = _number(value)
     if number is None or not math.isfinite(number):
         raise RewardError(
-            f"Verifier {name!r} answered {_short(result)}. Answer with a bool, a finite number, or "
+            f"Verifier {name!r} answered {shortened(result)}. Answer with a bool, a finite number, or "
             '{"score": number, "comment": text}; raise an exception when nothing can be said.'
         )
     if success is not None and _number(success) not in (0.0, 1.0):
-        raise RewardError(f'Verifier {name!r} answered {_short(result)}. Its "success" must be true or false.')
+        raise RewardError(f'Verifier {name!r} answered {shortened(result)}. Its "success" must be true or false.')
     given = result.get("evidence") if isinstance(result, Mapping) else None
     return Answer(
         score=number,
@@ -114,11 +114,3 @@ def _number(value: Any) -> float | None:
         return float(value) if isinstance(value, numbers.Real) else None
     except OverflowError:
         return math.inf
-
-
-def _short(result: Any) -> str:
-    try:
-        text = repr(result)
-    except (ValueError, RecursionError):  # a whole number of more than 4300 digits, or lists nested too deep
-        return f"a {type(result).__name__} that can't be written down"
-    return text if len(text) <= 200 else f"{text[:200]}…"

@@ -39,7 +39,7 @@ def evidence_in(name: str, given: Any) -> dict[str, Any]:
     if given is None:
         return {}
     if not isinstance(given, Mapping):
-        raise RewardError(f"Verifier {name!r} answered with evidence {_short(given)}, and a mapping is expected.")
+        raise RewardError(f"Verifier {name!r} answered with evidence {shortened(given)}, and a mapping is expected.")
     plain: dict[str, Any] = _plain(name, "evidence", given, 0)
     _check_shapes(name, plain)
     n_bytes, n_texts = _size(plain)
@@ -66,8 +66,8 @@ def _plain(name: str, where: str, value: Any, depth: int) -> Any:
         kept = [_plain(name, f"{where}[{n}]", each, depth + 1) for n, each in enumerate(value[:MOST_ENTRIES])]
         return [*kept, *_rest(value[MOST_ENTRIES:])]
     raise RewardError(
-        f"Verifier {name!r} answered with {where} {_short(value)}, which JSON doesn't hold. Evidence is made of texts, "
-        "finite numbers, true, false, null, lists, and mappings with texts as keys."
+        f"Verifier {name!r} answered with {where} {shortened(value)}, which JSON doesn't hold. Evidence is made of "
+        "texts, finite numbers, true, false, null, lists, and mappings with texts as keys."
     )
 
 
@@ -90,7 +90,7 @@ def _check_shapes(name: str, evidence: Mapping[str, Any]) -> None:
         and _all(_is_text, evidence.get("tampering", []))
     )
     if not fits:
-        raise RewardError(f"Verifier {name!r} answered with evidence {_short(dict(evidence))}. It holds {SHAPES}.")
+        raise RewardError(f"Verifier {name!r} answered with evidence {shortened(dict(evidence))}. It holds {SHAPES}.")
 
 
 def _all(holds: Any, values: Any) -> bool:
@@ -140,7 +140,8 @@ def cut_text(text: str, most: int = MOST_BYTES) -> str:
     return f"{head}… {len(raw) - 2 * half} bytes left out …{tail}"
 
 
-def _short(value: Any) -> str:
+def shortened(value: Any) -> str:
+    """How messages show a value."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # a whole number of more than 4300 digits, or lists nested too deep
