@@ -53,6 +53,11 @@ def agenttrain_register_advantages(register):
 
 
 @hookimpl
+def agenttrain_register_sandboxes(register):
+    note("agenttrain_register_sandboxes")
+
+
+@hookimpl
 def agenttrain_role(site):
     note("agenttrain_role", node=site.node)
     return ("trained", "the plugin says so")

@@ -122,7 +122,7 @@ def test_the_parts_of_several_verifiers_are_shown(new_project: Any, command: Any
     assert done.json["reward"] == pytest.approx(1.1)
     rollout = project.store.rollouts()[0]
     said = command("inspect", project.run.id, rollout.id).out
-    assert "reward: 1.1   right 1 × 1  async_right 0.5 × 0.2" in said
+    assert "\nreward: 1.1\n  right: outcome 1 × 1\n  async_right: outcome 0.5 × 0.2\n" in said
 
 
 TWO = "turns: all 2 policy calls are used"

@@ -129,7 +129,7 @@ def test_nothing_runs_any_more_when_a_verifier_is_asked(tmp_path: Path, model: P
         running = sandbox.run("ls -d /proc/[0-9]* | wc -l").stdout.strip()
         return {"score": float(len(set(sizes)) == 1), "comment": running}
 
-    endless = "setsid sh -c 'while :; do echo x >> log; done' > /dev/null 2>&1 & sleep 0.2"
+    endless = "setsid sh -c 'while :; do echo x >> log; sleep 0.01; done' > /dev/null 2>&1 & sleep 0.2"
     rolled = roll(tmp_path, model, call("shell", command=endless), "Done.", verifier=counted)
     reward = rolled.result.rollout.reward
     assert reward is not None

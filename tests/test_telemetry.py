@@ -128,6 +128,22 @@ def test_a_broken_environment_is_an_error_without_a_reward(spans: InMemorySpanEx
     assert done.status.status_code is StatusCode.ERROR
 
 
+def test_what_kept_a_sandbox_apart_and_what_was_tampered_with(spans: InMemorySpanExporter) -> None:
+    """Only what there is: no attribute of a sandbox that a rollout had not."""
+    with rollout() as boxed, rollout() as plain:
+        telemetry.sandbox_attributes(boxed, backend="plain", unenforced=("network",), n_tampering=2)
+        telemetry.sandbox_attributes(plain, backend="", unenforced=(), n_tampering=0)
+        telemetry.sandbox_attributes(None, backend="plain", unenforced=(), n_tampering=1)
+    told = [
+        {name: value for name, value in (done.attributes or {}).items() if "sandbox" in name or "tampering" in name}
+        for done in spans.get_finished_spans()
+    ]
+    assert told == [
+        {},
+        {"agenttrain.sandbox": "plain", "agenttrain.sandbox.unenforced": ("network",), "agenttrain.tampering": 2},
+    ]
+
+
 def test_an_update_is_linked_per_group_and_never_over_the_limit(spans: InMemorySpanExporter) -> None:
     """130 rollouts take two spans; one that was not traced has no link, and counts."""
     with rollout() as span:

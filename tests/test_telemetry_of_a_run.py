@@ -255,6 +255,7 @@ ELSEWHERE = (
     }
     | {(kind, names.ERROR_TYPE) for kind, known in names.SPANS.items() if names.ERROR_TYPE in known.sometimes}
     | {("chat", names.EXTENDS), ("chat", names.MISSED), ("chat", names.RESPELLED)}
+    | {("invoke_agent", name) for name in (names.SANDBOX, names.UNENFORCED, names.TAMPERING)}
 )
 """What these runs don't emit: the engine's process has a test below, failures and the rest in their parts' tests."""
 

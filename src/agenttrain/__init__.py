@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from agenttrain.graph.idempotency import idempotency_key
     from agenttrain.markers import hookimpl
     from agenttrain.records import Task
-    from agenttrain.sandbox import open_sandbox
+    from agenttrain.sandbox.opening import open_sandbox
     from agenttrain.sandbox_protocol import SandboxRefusal
     from agenttrain.serving import attach, use
 
@@ -61,7 +61,7 @@ _homes = {
     "chat_model": "agenttrain.graph.chat_model",
     "hookimpl": "agenttrain.markers",
     "idempotency_key": "agenttrain.graph.idempotency",
-    "open_sandbox": "agenttrain.sandbox",
+    "open_sandbox": "agenttrain.sandbox.opening",
     "use": "agenttrain.serving",
 }
 

@@ -86,7 +86,7 @@ def test_memory_of_all_processes_counts_together(group: Group, start: Start) -> 
         signal.pause()
     """
     assert line(start(code)) == b"9\n"
-    assert group.n_out_of_memory() == 1
+    assert group.n_out_of_memory() in (1, 2)  # the second before the first is gone, on a busy machine
 
 
 def test_processes_are_counted(group: Group, start: Start) -> None:

@@ -13,8 +13,8 @@ import pytest
 from agenttrain.config import SandboxTable
 from agenttrain.errors import ConfigError, SandboxError
 from agenttrain.records import Isolation, Task
-from agenttrain.sandbox import open_sandbox
 from agenttrain.sandbox.making import BEST_FIRST, SandboxMaker, folder_files, sandbox_files, without_network
+from agenttrain.sandbox.opening import open_sandbox
 from agenttrain.sandbox_protocol import Sandbox, SandboxFile, SandboxRequest
 from agenttrain.sandbox_spec import SandboxLimits, SandboxSpec
 from agenttrain.trainable import current_sandbox
