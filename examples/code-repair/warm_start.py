@@ -36,10 +36,10 @@ VOCABULARY = 768
 """At most; the texts give fewer."""
 CONTEXT_LENGTH = 2048
 ORDER_DESK = Path(__file__).parents[1] / "order-desk" / "policy"
-STEPS = 180
+STEPS = 420
 DEMONSTRATIONS, COPY_ROWS = 16, 12
 """In a batch; copy rows only in the first COPY_STEPS."""
-COPY_STEPS = 90
+COPY_STEPS = 150
 ROWS_AT_ONCE = 8
 """Rows in one forward pass; two passes run at the same time, one thread each."""
 MATRIX_LEARNING_RATE, EMBEDDING_LEARNING_RATE, NORM_LEARNING_RATE = 0.01, 1.5e-3, 5e-3
