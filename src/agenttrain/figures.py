@@ -16,6 +16,7 @@ from agenttrain.part import GATES
 from agenttrain.records import NOT_ADMITTED, Reward, Rollout, RolloutResult, Turn
 from agenttrain.reward.balance import means, safety_violations
 from agenttrain.reward.status import may_train
+from agenttrain.sandbox.starting import starter
 from agenttrain.sample.account import drifted, token_account
 from agenttrain.tool_spec import Declared, External
 from agenttrain.trajectory.prefix_breaks import prefix_breaks, respelled_turns
@@ -104,10 +105,10 @@ def wall_seconds(rows: Sequence[Mapping[str, Any]], lives: Sequence[Mapping[str,
 
 
 def cpu_seconds(engine_stats: Mapping[str, float]) -> float:
-    """CPU time of this process, its ended children, and an engine in a process of its own."""
+    """CPU time of this process, its ended children, its sandboxes, and an engine in a process of its own."""
     times = os.times()
     mine = times.user + times.system + times.children_user + times.children_system
-    return mine + engine_stats.get("cpu_s", 0.0)
+    return mine + starter.cpu_s + engine_stats.get("cpu_s", 0.0)
 
 
 def summed(tables: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -246,3 +246,14 @@ def test_an_ordinary_user_gets_the_same(tmp_path: Path) -> None:
     )
     assert ran.returncode == 0, f"{ran.stdout}\n{ran.stderr} after {time.monotonic() - began:.0f} s"
     assert "skipped" not in ran.stdout
+
+
+def test_what_sandboxes_took_of_the_processor_is_known_when_they_are_closed(backend: NamespacesBackend) -> None:
+    """So that the cost of a run counts it: programs are no children of this process."""
+    before = starter.cpu_s
+    with opened(backend) as sandbox:
+        sandbox.run(["python", "-c", "import time\nwhile time.process_time() < 0.3: pass"])
+    deadline = time.monotonic() + 10
+    while starter.cpu_s - before < 0.3 and time.monotonic() < deadline:
+        time.sleep(0.01)  # the starter has yet to hear that it has ended
+    assert 0.3 <= starter.cpu_s - before < 3
