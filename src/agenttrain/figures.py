@@ -16,8 +16,8 @@ from agenttrain.part import GATES
 from agenttrain.records import NOT_ADMITTED, Reward, Rollout, RolloutResult, Turn
 from agenttrain.reward.balance import means, safety_violations
 from agenttrain.reward.status import may_train
-from agenttrain.sandbox.starting import starter
 from agenttrain.sample.account import drifted, token_account
+from agenttrain.sandbox.starting import starter
 from agenttrain.tool_spec import Declared, External
 from agenttrain.trajectory.prefix_breaks import prefix_breaks, respelled_turns
 
