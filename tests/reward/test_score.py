@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import pickle
 import sys
 import threading
@@ -306,3 +307,50 @@ def test_the_score_can_be_added_up_from_the_record(pairs: list[tuple[float, floa
     total = sum(part.weight * part.score for part in reward.parts) + reward.unfinished
     assert reward.score == pytest.approx(total)
     assert [part.score for part in reward.parts] == [value for value, _ in pairs]
+
+
+def test_verifiers_that_run_programs_are_asked_a_few_at_once() -> None:
+    """As many as there are cores, at least two; the others wait, and not on their own time."""
+    places = max(2, len(os.sched_getaffinity(0)))
+    all_in, go_on, inside, most = threading.Event(), threading.Event(), [0], [0]
+    lock = threading.Lock()
+
+    def judges(task: Task) -> bool:
+        with lock:
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+            if inside[0] == places:
+                all_in.set()
+        go_on.wait(30)
+        with lock:
+            inside[0] -= 1
+        return True
+
+    judges.most_seconds = lambda limits: 1.0  # type: ignore[attr-defined]
+    task = Task(id="a", input={})
+
+    def ask() -> None:
+        score({"judges": Part(judges)}, task=task, state=None, timeout_s=60)
+
+    threads = [threading.Thread(target=ask) for _ in range(places + 3)]
+    for thread in threads:
+        thread.start()
+    assert all_in.wait(30)
+    assert most[0] == places
+    go_on.set()
+    for thread in threads:
+        thread.join(30)
+    assert (inside[0], most[0]) == (0, places)
+
+
+def test_what_a_verifier_of_ours_says_is_told_without_advice_on_it() -> None:
+    """Its own error has the next step."""
+
+    def judges(task: Task) -> bool:
+        raise RewardError("there are no hidden files in hidden. Name their folder.")
+
+    with pytest.raises(RewardError) as raised:
+        score({"judges": Part(judges)}, task=Task(id="a", input={}), state=None, timeout_s=10)
+    assert str(raised.value) == (
+        "Verifier 'judges' can't score task 'a': there are no hidden files in hidden. Name their folder."
+    )

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from agenttrain.error_place import place_of_error
@@ -85,7 +88,8 @@ def score(
     failure: PolicyFailure | None = None
     for name, part in verifiers.items():
         try:
-            answer = _answer(name, part.function, values, timeout_s, loop)
+            with _place(part.function):
+                answer = _answer(name, part.function, values, timeout_s, loop)
             said, credit = parts_of(name, part, answer_in(name, answer)), credit_in(name, part.weight, answer, turns)
         except PolicyFailure as raised:
             failure = failure or raised
@@ -133,6 +137,16 @@ def check_seconds(verifiers: Verifiers, *, timeout_s: float, limits: SandboxLimi
             )
 
 
+_PLACES = threading.BoundedSemaphore(max(2, len(os.sched_getaffinity(0))))
+"""Of verifiers that run programs, for this process: more at once would wait for the processor on their own time, and
+the programs of an agent that is right would be ended by their limit."""
+
+
+def _place(verifier: Callable[..., Any]) -> AbstractContextManager[Any]:
+    """What a verifier has to hold while it is asked; waiting for it is not on its time."""
+    return _PLACES if hasattr(verifier, "most_seconds") else nullcontext()
+
+
 def _answer(
     name: str,
     verifier: Callable[..., Any],
@@ -154,6 +168,8 @@ def _answer(
         ) from None
     except Raised as raised:
         error = raised.error
+        if isinstance(error, RewardError):  # of a verifier that comes with agenttrain: it says what to do
+            raise RewardError(f"Verifier {name!r} can't score task {task.id!r}: {error}") from error
         raise RewardError(
             f"Verifier {name!r} raised {type(error).__name__} on task {task.id!r}: {error}{place_of_error(error)}. "
             "Handle it in the verifier; raise PolicyFailure when the policy itself did wrong."
