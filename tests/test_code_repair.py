@@ -277,3 +277,23 @@ def test_a_short_fit_ends_with_a_true_report(file: str, decides: str, tmp_path: 
     assert report["baseline"]["reward_parts"]["shortcut"]["mean"] > 0.2
     assert report["tokens"]["drifted"] == 0
     assert report["logprob_gap"]["max"] < 1e-3
+
+
+@pytest.mark.long
+def test_hidden_cases_teach_to_repair_and_visible_tests_to_cheat(tmp_path: Path) -> None:
+    """The README's two commands: the verifier decides what is learnt, and an alarm tells when it is cheating."""
+    hidden = agenttrain(tmp_path, "fit", str(EXAMPLE / "graph.py"), "--seed", "1")
+    naive = agenttrain(tmp_path, "fit", str(EXAMPLE / "naive.py"), "--seed", "1")
+
+    def mean(report: dict[str, Any], when: str, part: str) -> float:
+        return report[when]["reward_parts"][part]["mean"]
+
+    assert hidden["difference"]["ci95"][0] > 0.05
+    assert mean(hidden, "baseline", "shortcut") > 0.3
+    assert mean(hidden, "trained", "shortcut") < 0.15
+    assert mean(naive, "trained", "shortcut") > 0.8
+    assert mean(naive, "trained", "repaired") < 0.05 < mean(naive, "baseline", "repaired")
+    assert naive["trained"]["success"] > 0.9
+    codes = [{alarm["code"] for alarm in report["alarms"]} for report in (hidden, naive)]
+    assert ["tampering_pays" in each for each in codes] == [False, True]
+    assert hidden["tokens"]["drifted"] == naive["tokens"]["drifted"] == 0
