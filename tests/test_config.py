@@ -347,3 +347,16 @@ def test_a_table_of_an_integration_may_stand_where_it_is_not_installed() -> None
     assert resolve(("agenttrain.toml", layer)).plugins == {"sglang": {"replicas": 2}}
     assert resolve(("agenttrain.toml", layer)).trainer.steps == 20
     assert resolve(("agenttrain.toml", {**layer, "engine": {"name": "sglang"}})).trainer.steps == 3
+
+
+def test_what_a_machine_may_leave_unenforced_is_known_by_name() -> None:
+    """A misspelt boundary would allow nothing, and a program would be refused for another reason than it has."""
+    assert resolve(("toml", {"sandbox": {"allow_unenforced": ["network", "disk_mib"]}})).sandbox.allow_unenforced == [
+        "network",
+        "disk_mib",
+    ]
+    assert refusal(("the command line", {"sandbox": {"allow_unenforced": ["network", "netwrok"]}})) == (
+        "sandbox.allow_unenforced in the command line is ['network', 'netwrok']: there is no 'netwrok'; accepted are "
+        "filesystem, network, processes_end, privileges, seconds, memory_mib, processes, disk_mib, output_kib. "
+        "Change it there."
+    )

@@ -14,9 +14,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import PydanticCustomError
 
 from agenttrain.errors import ConfigError
+from agenttrain.sandbox_spec import BOUNDARIES, LIMITS
 
 FILE_NAMES = ("agenttrain.toml", "pyproject.toml")
 INTEGRATIONS = {"sglang": "agenttrain-sglang", "verl": "agenttrain-verl"}
@@ -142,6 +144,16 @@ class SandboxTable(Table):
     """Of a container, where a container engine makes them."""
     allow_unenforced: list[str] = []
     """Names of boundaries and limits that this machine may leave unenforced."""
+
+    @field_validator("allow_unenforced")
+    @classmethod
+    def _known(cls, names: list[str]) -> list[str]:
+        known = (*BOUNDARIES, *LIMITS)
+        for name in names:
+            if name not in known:
+                said = {"name": repr(name), "known": ", ".join(known)}
+                raise PydanticCustomError("unknown_name", "there is no {name}; accepted are {known}", said)
+        return names
 
 
 class EvalTable(Table):
