@@ -301,3 +301,7 @@ def test_isolation_in_words() -> None:
         "b (filesystem by mount namespace; disk_mib by tmpfs; seconds, output_kib by clock); "
         "not enforced: network, memory_mib"
     )
+    asked = Isolation(backend="b", enforced={"seconds": "clock"}, unenforced=("disk_mib",))
+    assert asked.in_words == "b (seconds by clock); not enforced: disk_mib; network open, as asked"
+    closed = Isolation(backend="b", enforced={"network": "network namespace"})
+    assert closed.in_words == "b (network by network namespace)"

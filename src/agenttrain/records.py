@@ -439,7 +439,8 @@ class Isolation:
             by_means.setdefault(means, []).append(name)
         held = "; ".join(f"{', '.join(names)} by {means}" for means, names in by_means.items())
         missing = f"; not enforced: {', '.join(self.unenforced)}" if self.unenforced else ""
-        return f"{self.backend} ({held}){missing}"
+        is_open = "network" not in {*self.enforced, *self.unenforced}
+        return f"{self.backend} ({held}){missing}{'; network open, as asked' if is_open else ''}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
