@@ -9,15 +9,18 @@ from agenttrain.plugins import hook_names
 
 
 def test_the_built_ins_come_through_the_same_door(command: Any, monkeypatch: Any) -> None:
-    """One plugin, with an engine, a trainer and the estimators."""
+    """One plugin, with an engine, a trainer and the estimators; another with the sandboxes."""
     monkeypatch.setenv("AGENTTRAIN_PLUGINS", "local")
     listed = command("plugins", "--json").json
     assert listed["loaded"] == [{"name": "local", "version": __version__, "distribution": "agenttrain"}]
     assert (listed["engines"], listed["trainers"], listed["problems"]) == (["local"], ["local"], [])
     said = command("plugins").out
-    assert said.endswith(
-        "engines: local\ntrainers: local\nadvantage estimators: centered, group, leave-one-out, reward\n"
-    )
+    lines = "engines: local\ntrainers: local\nadvantage estimators: centered, group, leave-one-out, reward\n"
+    assert lines in said
+    monkeypatch.setenv("AGENTTRAIN_PLUGINS", "local,sandbox")
+    backends = ["bubblewrap", "docker", "namespaces", "podman", "subprocess"]
+    assert command("plugins", "--json").json["sandboxes"] == backends
+    assert command("plugins").out.endswith(f"{lines}sandbox backends: {', '.join(backends)}\n")
 
 
 def test_only_what_is_named_is_loaded(command: Any, monkeypatch: Any) -> None:

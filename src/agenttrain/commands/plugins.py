@@ -49,6 +49,7 @@ def summary(plugins: Plugins) -> dict[str, object]:
         "engines": sorted(plugins.engines),
         "trainers": sorted(plugins.trainers),
         "advantages": sorted(plugins.advantages),
+        "sandboxes": sorted(plugins.sandboxes),
     }
 
 
@@ -64,5 +65,6 @@ def _print(plugins: Plugins) -> None:
     console.print(f"engines: {', '.join(sorted(plugins.engines))}")
     console.print(f"trainers: {', '.join(sorted(plugins.trainers))}")
     console.print(f"advantage estimators: {', '.join(sorted(plugins.advantages))}")
+    console.print(f"sandbox backends: {', '.join(sorted(plugins.sandboxes))}")
     for problem in plugins.problems:
         console.print(f"left out: {problem.name}: {problem.reason}", style="red", markup=False)
