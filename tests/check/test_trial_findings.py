@@ -148,6 +148,10 @@ def test_rollouts_that_end_well_are_no_finding() -> None:
             ("warning", "invalid_tool_calls", "2 of 3 tool calls are invalid."),
         ),
         (
+            [result(n_tool_calls=1, n_invalid_tool_calls=1)],
+            ("warning", "invalid_tool_calls", "1 of 1 tool call is invalid."),
+        ),
+        (
             [result(turns=(turn(missed="tool_choice"), turn()))],
             ("warning", "asked_and_missed", "1 of 2 replies lack the tool_choice asked for."),
         ),

@@ -29,3 +29,11 @@ def test_an_evaluation_says_what_it_evaluates(project: Any, command: Any) -> Non
     done = command("eval", "graph.py")
     assert done.err.startswith(f"run {project.run.id}: 3 tasks\n")
     assert "training" not in done.err
+
+
+def test_one_is_no_plural(project: Any, command: Any) -> None:
+    """One task and one rollout."""
+    done = command("eval", "graph.py", "--set", "eval.tasks=1")
+    assert done.err.startswith(f"run {project.run.id}: 1 task\n")
+    assert "\nevaluation: 1 rollout\n" in done.err
+    assert " on 1 task, " in done.err

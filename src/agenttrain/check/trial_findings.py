@@ -176,9 +176,8 @@ def _invalid_calls(results: Sequence[RolloutResult]) -> Iterator[Finding]:
     n_calls = sum(rollout.n_tool_calls for rollout in _rollouts(results))
     n_invalid = sum(rollout.n_invalid_tool_calls for rollout in _rollouts(results))
     if n_calls and 2 * n_invalid > n_calls:
-        yield warning(
-            "invalid_tool_calls", "the policy", f"{n_invalid} of {counted(n_calls, 'tool call')} are invalid."
-        )
+        text = f"{n_invalid} of {counted(n_calls, 'tool call')} {'is' if n_invalid == 1 else 'are'} invalid."
+        yield warning("invalid_tool_calls", "the policy", text)
 
 
 def _missed(results: Sequence[RolloutResult]) -> Iterator[Finding]:

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.progress import Progress as Bar
 
 from agenttrain.alarms import Alarm
+from agenttrain.check.finding import counted
 from agenttrain.commands.arguments import print_json
 from agenttrain.forecast import as_dict, table
 from agenttrain.prepare import Job
@@ -40,12 +41,12 @@ class Progress:
         """A fit begins, or goes on."""
         job = self.job
         verb = "resuming" if resumed else "run"
-        self._say(f"{verb} {run.id}: {len(job.train)} training tasks, {len(job.held_out)} evaluated")
+        self._say(f"{verb} {run.id}: {counted(len(job.train), 'training task')}, {len(job.held_out)} evaluated")
         self._say_notes()
 
     def starts_evaluation(self, run: RunFolder) -> None:
         """An eval begins: it trains on nothing."""
-        self._say(f"run {run.id}: {len(self.job.held_out)} tasks")
+        self._say(f"run {run.id}: {counted(len(self.job.held_out), 'task')}")
         self._say_notes()
 
     def starts_check(self, run: RunFolder) -> None:
@@ -65,7 +66,7 @@ class Progress:
             self._bar.start()
             self._task = self._bar.add_task(PHASES[phase], total=None if phase == "train" else total)
         else:
-            self._say(f"{PHASES[phase]}: {total} {'steps' if phase == 'train' else 'rollouts'}")
+            self._say(f"{PHASES[phase]}: {counted(total, 'step' if phase == 'train' else 'rollout')}")
 
     def rollout_done(self, result: RolloutResult) -> None:
         if self._bar is not None and self._task is not None:
@@ -73,10 +74,11 @@ class Progress:
 
     def ended(self, phase: str, summary: Mapping[str, Any]) -> None:
         self._end_bar()
-        failed = f", {summary['environment_failures']} environment failures" if summary["environment_failures"] else ""
+        n_failed = summary["environment_failures"]
+        failed = f", {counted(n_failed, 'environment failure')}" if n_failed else ""
         tokens = "" if summary["tokens"] is None else f", {summary['tokens']:.0f} tokens"
         self._say(
-            f"{PHASES[phase]}: success {summary['success']:.3f} on {summary['tasks']} tasks, "
+            f"{PHASES[phase]}: success {summary['success']:.3f} on {counted(summary['tasks'], 'task')}, "
             f"{summary['turns']:.1f} turns{tokens} a rollout{failed}",
             "bold",
         )
