@@ -30,6 +30,24 @@ def test_a_hidden_script_judges_what_the_agents_program_prints(judged):
     ]
 
 
+def test_the_evidence_tells_what_was_judged_and_what_was_left_behind(judged):
+    """The agent's own changed and new files; nothing is told of what it left alone, or of caches."""
+    verifier = command_exits(["true"], include=["shop.py"])
+    written = {"shop.py": "print(3)\n", "notes.txt": "done", "shop2.py": "print(3)\n", "__pycache__/a.pyc": "x"}
+
+    answer, untouched = judged(verifier, INITIAL, written), judged(verifier, INITIAL)
+
+    assert answer["evidence"]["submitted"] == ["shop.py"]
+    assert answer["evidence"]["left_behind"] == ["notes.txt", "shop2.py"]
+    assert list(untouched["evidence"]) == ["exit_code", "output", "checks", "tampering"]
+
+
+def test_the_evidence_names_twenty_paths_and_counts_the_rest(judged):
+    answer = judged(command_exits(["true"]), INITIAL, {f"{n:02}.py": "" for n in range(23)})
+
+    assert answer["evidence"]["submitted"] == [*(f"{n:02}.py" for n in range(20)), "and 3 more"]
+
+
 @pytest.mark.parametrize(
     ("path", "content"),
     [

@@ -225,6 +225,8 @@ def test_too_large_a_submission_is_not_taken(files):
 
     assert dict(submission.files) == INITIAL
     assert submission.tampering == ("the submission is too large to be judged, and none of it was taken",)
+    assert submission.submitted == ()
+    assert submission.left_behind == tuple(sorted(files))
 
 
 @pytest.mark.parametrize("kind", ["link", "other"])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from agenttrain import Task
-from agenttrain.errors import RewardError
-from agenttrain.verifiers import untampered
+from agenttrain.errors import ConfigError, RewardError
+from agenttrain.verifiers import command_exits, hidden_cases, hidden_tests, untampered
 
 INITIAL = {"shop.py": "print(1 - 2)\n", "tests.py": "assert True\n"}
 
@@ -25,6 +27,27 @@ def test_what_judges_closes_it_and_is_named(judged, path):
     (line,) = answer["evidence"]["tampering"]
     assert path in line
     assert answer["comment"] == line
+
+
+@pytest.mark.parametrize(
+    ("verifier", "name"),
+    [
+        (hidden_tests, "include"),
+        (hidden_tests, "expected"),
+        (hidden_tests, "modules"),
+        (hidden_tests, "roots"),
+        (hidden_tests, "options"),
+        (hidden_cases, "include"),
+        (hidden_cases, "roots"),
+        (partial(command_exits, ["true"]), "include"),
+        (command_exits, "argv"),
+        (untampered, "include"),
+    ],
+)
+def test_a_text_in_a_lists_place_is_refused(verifier, name):
+    """Of every verifier that judges in a sandbox: each letter would be taken for a pattern."""
+    with pytest.raises(ConfigError, match=rf"got {name}='a\.py': a text, .* Write {name}=\['a\.py'\]\."):
+        verifier(**{name: "a.py"})
 
 
 def test_it_is_asked_of_a_sandbox():

@@ -27,6 +27,7 @@ from agenttrain.verifiers.judging import (
     given_sandbox,
     harness_files,
     judging_sandbox,
+    listed,
     named,
     program_argv,
     submission_in,
@@ -92,6 +93,7 @@ def hidden_cases(
         process_per_case: each case in a process of its own, so that no state is carried over; about 30 ms a case.
         limits: of the judging sandbox. None: the agent's own.
     """
+    listed(NAME, include=include, roots=roots)
     if not (math.isfinite(tolerance) and tolerance >= 0 and case_seconds > 0):
         raise RewardError(
             f"{NAME} got tolerance={tolerance!r} and case_seconds={case_seconds!r}. Give numbers above 0."

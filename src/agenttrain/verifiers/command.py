@@ -21,6 +21,7 @@ from agenttrain.verifiers.judging import (
     given_sandbox,
     hidden_files,
     judging_sandbox,
+    listed,
     named,
     submission_in,
 )
@@ -56,6 +57,7 @@ def command_exits(
         env: beside the sandbox's own, whose PATH the agent can't change.
         limits: of the judging sandbox. None: the agent's own.
     """
+    listed(NAME, argv=argv, include=include)
     base = folder_of_caller()
 
     def command_exits_well(task: Task, sandbox: Sandbox | None) -> dict[str, Any]:

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from agenttrain.errors import RewardError, SandboxError
+from agenttrain.errors import ConfigError, RewardError, SandboxError
 from agenttrain.records import Task
 from agenttrain.sandbox_protocol import Execution, Sandbox, SandboxFile, SandboxRefusal
 from agenttrain.sandbox_spec import Files, SandboxLimits
 from agenttrain.verifiers import programs
-from agenttrain.verifiers.submission import JUDGE_FOLDER, Submission, plain_text, submission_of
+from agenttrain.verifiers.submission import JUDGE_FOLDER, Submission, first_of, plain_text, submission_of
 
 MAX_OUTPUT = 4000
 """Characters of output that are kept as evidence: its end."""
@@ -45,6 +45,19 @@ def named(
     told.__name__ = name
     told.most_seconds = lambda own: BESIDE_S + agent_seconds(limits or own)
     return verifier
+
+
+def listed(verifier: str, **given: Any) -> None:
+    """Refuse a text where texts are asked for: each of its letters would be taken for one.
+
+    Raises:
+        ConfigError: naming the argument, and how it is written.
+    """
+    for name, value in given.items():
+        if isinstance(value, str | bytes):
+            raise ConfigError(
+                f"{verifier} got {name}={value!r}: a text, where a list is expected. Write {name}=[{value!r}]."
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +100,15 @@ def answer(
             "output": plain_text(output[-MAX_OUTPUT:]),
             "checks": [check.as_json() for check in checks],
             "tampering": [*submission.tampering, *map(plain_text, tampering)],
+            **_of_the_agents_files(submission),
         },
     }
+
+
+def _of_the_agents_files(submission: Submission) -> dict[str, list[str]]:
+    """Which of what the agent changed or added was judged, and which was not."""
+    paths = {"submitted": submission.submitted, "left_behind": submission.left_behind}
+    return {key: [plain_text(path) for path in first_of(found)] for key, found in paths.items() if found}
 
 
 def cut_reason(text: str) -> str:
@@ -156,7 +176,8 @@ def judging_sandbox(
                 told = plain_text(
                     f"the submission can't be laid in a judging sandbox, and none of it was taken: {error}"
                 )
-                submission = replace(bare, tampering=(*submission.tampering, told))
+                behind = (*submission.submitted, *submission.left_behind)
+                submission = replace(bare, tampering=(*submission.tampering, told), left_behind=behind)
                 place = stack.enter_context(own.fresh(bare.with_hidden(more), limits=limits))
         yield place, submission
 

@@ -29,7 +29,7 @@ MAX_FOUND, MAX_DEPTH = 20_000, 64
 """Entries that are looked at, and folders that a file may lie in; where there is more, nothing is taken. What an agent
 leaves must never take longer to read than a verifier has."""
 MAX_REPORTED = 20
-"""Lines on tampering that are kept; the rest is counted."""
+"""Lines on tampering, and paths of what was judged and what was not, that are kept; the rest is counted."""
 JUDGE_FOLDER = ".agenttrain-judge"
 """Of a judging sandbox, which holds the verifier's programs and what they say; first where Python looks for modules."""
 TEST_FOLDERS = ("test", "tests")
@@ -58,6 +58,10 @@ class Submission:
     """The initial files with the agent's own over them; nothing that judges is the agent's."""
     tampering: tuple[str, ...] = ()
     """What the agent changed of what judges it, one line each."""
+    submitted: tuple[str, ...] = ()
+    """Paths of what the agent changed or added and was taken."""
+    left_behind: tuple[str, ...] = ()
+    """Paths of what it changed or added and was not taken; caches and the git repository go without saying."""
 
     def with_hidden(self, hidden: Mapping[str, SandboxFile]) -> dict[str, SandboxFile]:
         """The files of a judging sandbox: hidden ones lie over all others."""
@@ -81,7 +85,7 @@ def submission_of(
         hidden: paths that hidden files will lie at.
     """
     if len(found) > MAX_FOUND + len(initial) or any(path.count("/") > MAX_DEPTH for path in found.keys() - initial):
-        return _nothing_of(initial)
+        return _nothing_of(found, initial)
     modules = frozenset(_module_at(path) or "" for path in initial)
     judges = _Judges(include=tuple(include), hidden=frozenset(hidden), modules=modules)
     own = {
@@ -93,14 +97,32 @@ def submission_of(
     gone = {path for path in initial if path not in found and judges.takes(path)}
     kept = {path: file for path, file in initial.items() if path not in gone and "__pycache__" not in path.split("/")}
     own = {path: file for path, file in own.items() if not _is_below_a_file(path, kept)}
-    changed = [file for path, file in own.items() if initial.get(path) != file]
-    if len(changed) > MAX_FILES or sum(len(file.data) for file in changed) > MAX_BYTES:
-        return _nothing_of(initial)
-    return Submission(files=laid_over(kept, own), tampering=_tampering(found, initial, judges))
+    changed = _changed(found, initial)
+    submitted = [path for path in changed if path in own]
+    if len(submitted) > MAX_FILES or sum(len(own[path].data) for path in submitted) > MAX_BYTES:
+        return _nothing_of(found, initial)
+    return Submission(
+        files=laid_over(kept, own),
+        tampering=_tampering(found, initial, judges),
+        submitted=tuple(submitted),
+        left_behind=tuple(path for path in changed if path not in own and not _goes_without_saying(path)),
+    )
 
 
-def _nothing_of(initial: Mapping[str, SandboxFile]) -> Submission:
-    return Submission(files=initial, tampering=("the submission is too large to be judged, and none of it was taken",))
+def _changed(found: Mapping[str, SandboxFile], initial: Mapping[str, SandboxFile]) -> list[str]:
+    return sorted(path for path, file in found.items() if file.kind != "folder" and initial.get(path) != file)
+
+
+def _goes_without_saying(path: str) -> bool:
+    return not {".git", "__pycache__", ".pytest_cache"}.isdisjoint(path.split("/"))
+
+
+def _nothing_of(found: Mapping[str, SandboxFile], initial: Mapping[str, SandboxFile]) -> Submission:
+    return Submission(
+        files=initial,
+        tampering=("the submission is too large to be judged, and none of it was taken",),
+        left_behind=tuple(path for path in _changed(found, initial) if not _goes_without_saying(path)),
+    )
 
 
 def laid_over(below: Mapping[str, SandboxFile], above: Mapping[str, SandboxFile]) -> dict[str, SandboxFile]:
@@ -127,6 +149,12 @@ def matches(path: str, patterns: Sequence[str]) -> bool:
 def plain_text(text: str) -> str:
     """The same where it can be written as UTF-8; what can't is escaped."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def first_of(lines: Sequence[str]) -> list[str]:
+    """The first MAX_REPORTED, and how many more there are."""
+    more = len(lines) - MAX_REPORTED
+    return [*lines[:MAX_REPORTED], f"and {more} more"] if more > 0 else list(lines)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,8 +215,7 @@ def _tampering(
     lines += [
         f"{part} of the git repository changed: {n} file{'s' if n > 1 else ''}" for part, n in n_by_git_part.items()
     ]
-    more = len(lines) - MAX_REPORTED
-    return (*lines[:MAX_REPORTED], f"and {more} more") if more > 0 else tuple(lines)
+    return tuple(first_of(lines))
 
 
 def _is_only_a_folder(was: SandboxFile | None, now: SandboxFile | None) -> bool:

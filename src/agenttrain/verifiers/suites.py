@@ -33,6 +33,7 @@ from agenttrain.verifiers.judging import (
     harness_files,
     hidden_files,
     judging_sandbox,
+    listed,
     named,
     program_argv,
     submission_in,
@@ -98,6 +99,7 @@ def hidden_tests(
         call_seconds: for one answer of the agent's code, apart.
         limits: of the judging sandboxes. None: the agent's own.
     """
+    listed(NAME, include=include, expected=expected, modules=modules, roots=roots, options=options)
     suite = Suite(
         include=tuple(include),
         expected=None if expected is None else tuple(expected),

@@ -14,6 +14,7 @@ from agenttrain.verifiers.judging import (
     folder_of_caller,
     given_sandbox,
     hidden_files,
+    listed,
     submission_in,
 )
 
@@ -32,6 +33,7 @@ def untampered(
         files, folder: hidden files, as the verifiers that put them in have them: something of the agent's at their
             paths is tampering too.
     """
+    listed(NAME, include=include)
     base = folder_of_caller()
 
     def is_untampered(task: Task, sandbox: Sandbox | None) -> dict[str, Any]:
