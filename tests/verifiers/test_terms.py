@@ -41,6 +41,13 @@ def test_a_term_is_what_was_used_over_its_limit(term: Any, value: float, comment
     assert (part.score, part.comment) == (value, comment)
 
 
+def test_where_the_policy_made_no_turn_the_users_own_models_count() -> None:
+    """As under `eval --run as-is`, where every turn is auxiliary."""
+    own = [turn(0, "auxiliary"), turn(1, "auxiliary", n_invalid_tool_calls=1)]
+    assert turns_used(limit=4)(own) == {"score": 0.5, "comment": "2 turns of 4"}
+    assert invalid_tool_calls(limit=2)(own)["score"] == 0.5
+
+
 def test_without_a_turn_nothing_was_used() -> None:
     for term in (turns_used(limit=4), tokens_used(limit=4), invalid_tool_calls(), seconds_used(limit=4)):
         assert term([])["score"] == 0.0

@@ -1,7 +1,8 @@
 """What a rollout used becomes a number: 0 for nothing, 1 at the limit, more beyond it.
 
 For parts of kind "cost" or "process": `Part(turns_used(limit=8), -0.1, kind="cost", low=0.0, high=1.0)`. Calls of the
-policy count, trained and frozen; what the user's own models were asked does not.
+policy count, trained and frozen; what the user's own models were asked counts only where the policy was asked nothing,
+as under `eval --run as-is`.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def _term(name: str, what: str, limit: float, used_by: Callable[[Sequence[TurnVi
         raise ConfigError(f"{name} got limit={limit!r}, and a finite number above 0 is expected.")
 
     def term(turns: Sequence[TurnView]) -> dict[str, Any]:
-        used = used_by([turn for turn in turns if turn.role != "auxiliary"])
+        used = used_by([turn for turn in turns if turn.role != "auxiliary"] or turns)
         return {"score": used / limit, "comment": f"{used:g} {what} of {limit:g}"}
 
     term.__name__ = name
