@@ -46,9 +46,10 @@ class Execution:
 
     @property
     def text(self) -> str:
-        """What people would read of it: both outputs, and how it ended where that was not well."""
+        """What people would read of it: both outputs, what was dropped of them, and how it ended if not well."""
         end = f"ended by its limit of {self.ended_by}" if self.ended_by else f"exit code {self.exit_code}"
-        parts = [self.stdout.rstrip("\n"), self.stderr.rstrip("\n"), "" if self.ok else f"[{end}]"]
+        dropped = f"[… {self.n_dropped:,} bytes more]" if self.n_dropped else ""
+        parts = [self.stdout.rstrip("\n"), self.stderr.rstrip("\n"), dropped, "" if self.ok else f"[{end}]"]
         return "\n".join(part for part in parts if part)
 
 

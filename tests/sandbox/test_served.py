@@ -18,7 +18,7 @@ from agenttrain.errors import SandboxError
 from agenttrain.records import Isolation
 from agenttrain.sandbox.channel import Channel, Frame, Served
 from agenttrain.sandbox.served import Begin, ServedSandbox, begun, files_of, index_of
-from agenttrain.sandbox_protocol import SandboxFile, SandboxRefusal, SandboxRequest
+from agenttrain.sandbox_protocol import Execution, SandboxFile, SandboxRefusal, SandboxRequest
 
 REQUEST = SandboxRequest(name="r", files={"a": SandboxFile(data=b"x")})
 BEGIN = Begin(path="/w", env={"PATH": "/bin"})
@@ -211,3 +211,10 @@ def test_files_are_the_same_on_the_other_side() -> None:
     }
     assert index_of(files) == ([["a", "link", 3, False], ["b", "folder", 0, False], ["b/c", "file", 2, True]], b"b/c12")
     assert files_of(*index_of(files)) == files
+
+
+def test_a_runs_text_says_what_was_dropped_and_how_it_ended() -> None:
+    """Nothing is said of what went well."""
+    ran = Execution(argv=("a",), exit_code=3, stdout="out\n", stderr="err\n", seconds=0.1, n_dropped=4000)
+    assert ran.text == "out\nerr\n[… 4,000 bytes more]\n[exit code 3]"
+    assert Execution(argv=("a",), exit_code=0, stdout="out\n", stderr="", seconds=0.1).text == "out"
