@@ -43,6 +43,22 @@ def test_each_part_is_shown_with_its_kind_and_its_evidence() -> None:
     ]
 
 
+def test_what_a_part_decided_itself_stands_behind_it() -> None:
+    """Whether it was a success has no line of its own; a part of the user's with weight 0 has."""
+    parts = (
+        RewardPart(name="tests", score=0.5, comment="1 of 2"),
+        RewardPart(name="tests.success", score=0.0, weight=0.0),
+        RewardPart(name="style", score=1.0, weight=0.0),
+        RewardPart(name="lint", score=1.0),
+        RewardPart(name="lint.success", score=1.0, weight=0.0),
+    )
+    assert reward_lines(Reward(score=1.5, parts=parts))[1:] == [
+        "  tests: outcome 0.5 × 1, success: no, 1 of 2",
+        "  style: outcome 1 × 0",
+        "  lint: outcome 1 × 1, success: yes",
+    ]
+
+
 def test_what_an_agent_wrote_can_not_steer_the_terminal() -> None:
     """Control characters, and the sign that turns the direction of writing, are shown as what can't be shown."""
     part = RewardPart(name="v", score=0.0, comment="a\nb\x1b[2J\u202e", evidence={"output": "\x1b]0;title\x07"})

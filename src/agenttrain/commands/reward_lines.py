@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from agenttrain.part import GATES
+from agenttrain.part import GATES, SUCCESS_SUFFIX
+from agenttrain.reward.layers import is_decision
 
 if TYPE_CHECKING:
     from agenttrain.records import Reward, RewardPart
@@ -22,18 +23,30 @@ def reward_lines(reward: Reward) -> list[str]:
     closed = f", by the closed gate {reward.closed}" if reward.closed else ""
     unfinished = f", unfinished {reward.unfinished:+g}" if reward.unfinished else ""
     lines = [f"reward: {reward.score:g}{closed}{unfinished}"]
+    decided = {part.name.removesuffix(SUCCESS_SUFFIX): part.score for part in reward.parts if is_decision(part)}
     for part in reward.parts:
-        lines += [f"  {_part_line(part)}", *(f"    {line}" for line in _evidence_lines(part.evidence))]
+        if is_decision(part):
+            continue
+        lines += [
+            f"  {_part_line(part, decided.get(part.name))}",
+            *(f"    {line}" for line in _evidence_lines(part.evidence)),
+        ]
     return lines
 
 
-def _part_line(part: RewardPart) -> str:
-    """Example: "tests: outcome 0.5 × 1, 2 of 4 cases"; of a gate "no_secret: safety 0, closed"."""
+def _part_line(part: RewardPart, decided: float | None) -> str:
+    """Example: "tests: outcome 0.5 × 1, success: no, 2 of 4 cases"; of a gate "no_secret: safety 0, closed".
+
+    Args:
+        decided: 1 or 0, whether it was a success, of a part that decided so itself.
+    """
     if part.error:
         return f"{part.name}: {part.kind}, left out: {_one_line(part.error)}"
     worth = f"{part.score:g} × {part.weight:g}"
     if part.kind in GATES:
         worth = f"{part.score:g}, {'closed' if part.is_closed else 'open'}"
+    if decided is not None:
+        worth += f", success: {'yes' if decided else 'no'}"
     return f"{part.name}: {part.kind} {worth}" + (f", {_one_line(part.comment)}" if part.comment else "")
 
 
