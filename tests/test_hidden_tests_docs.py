@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agenttrain import SandboxLimits, Task, open_sandbox
+from agenttrain import SandboxLimits, SandboxSpec, Task, open_sandbox
 from agenttrain.errors import SandboxError
 from agenttrain.graph.load import load_module
 from agenttrain.trainable import trainables_in
@@ -45,6 +46,18 @@ def test_the_example_judges_what_an_agent_left(tmp_path: Path, written: str | No
     except SandboxError as error:
         pytest.skip(f"no sandbox of this machine keeps all that is asked: {error}")
     assert (answer["score"], answer["evidence"]["tampering"]) == (score, [])
+
+
+def test_the_example_of_cases_is_judged() -> None:
+    (block,) = re.findall(r"```json\n(.*?)```", DOC, re.DOTALL)
+    task = Task(**json.loads(block))
+    try:
+        with open_sandbox(SandboxSpec(files={"program.py": "def add(a, b): return a + b\n"})) as sandbox:
+            sandbox.settle()
+            answer = hidden_cases()(task=task, sandbox=sandbox)
+    except SandboxError as error:
+        pytest.skip(f"no sandbox of this machine keeps all that is asked: {error}")
+    assert (answer["score"], answer["comment"]) == (1.0, "2 of 2 pass")
 
 
 @pytest.mark.parametrize(
