@@ -92,6 +92,10 @@ def hidden_cases(
         roots: folders that modules are imported from.
         process_per_case: each case in a process of its own, so that no state is carried over; about 30 ms a case.
         limits: of the judging sandbox. None: the agent's own.
+
+    Raises:
+        ConfigError: a text where a list is expected.
+        RewardError: a tolerance or seconds that can't be.
     """
     listed(NAME, include=include, roots=roots)
     if not (math.isfinite(tolerance) and tolerance >= 0 and case_seconds > 0):

@@ -56,6 +56,9 @@ def command_exits(
         seconds: None: the sandbox's own limit.
         env: beside the sandbox's own, whose PATH the agent can't change.
         limits: of the judging sandbox. None: the agent's own.
+
+    Raises:
+        ConfigError: a text where a list is expected.
     """
     listed(NAME, argv=argv, include=include)
     base = folder_of_caller()

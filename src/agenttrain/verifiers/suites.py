@@ -98,6 +98,9 @@ def hidden_tests(
         seconds: for the whole suite. None: the sandbox's own limit.
         call_seconds: for one answer of the agent's code, apart.
         limits: of the judging sandboxes. None: the agent's own.
+
+    Raises:
+        ConfigError: a text where a list is expected.
     """
     listed(NAME, include=include, expected=expected, modules=modules, roots=roots, options=options)
     suite = Suite(

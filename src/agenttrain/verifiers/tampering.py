@@ -32,6 +32,9 @@ def untampered(
         include: patterns of the files that are the agent's to change (see docs/hidden-tests.md).
         files, folder: hidden files, as the verifiers that put them in have them: something of the agent's at their
             paths is tampering too.
+
+    Raises:
+        ConfigError: a text where a list is expected.
     """
     listed(NAME, include=include)
     base = folder_of_caller()
