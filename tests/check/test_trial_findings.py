@@ -279,6 +279,30 @@ def test_rewards_that_a_gate_decided_name_it() -> None:
         assert found.cause == cause
 
 
+def solved_in_turns(solved: float, turns: float, **fields: Any) -> RolloutResult:
+    parts = (
+        RewardPart(name="solved", score=solved),
+        RewardPart(name="turns", score=-turns, weight=0.5, kind="cost"),
+    )
+    return result(reward=Reward(score=solved - 0.5 * turns, parts=parts), success=solved == 1, **fields)
+
+
+def test_a_cost_does_not_hide_that_nothing_was_solved() -> None:
+    """Whether the rewards differ or not, and not where one outcome gave anything."""
+    cause = (
+        "All 2 rollouts of this check got 0 from solved. What they got came from turns, and a fit would learn that "
+        "alone."
+    )
+    (found,) = reward_findings([solved_in_turns(0, 1), solved_in_turns(0, 2)], "solved, turns", renderer=None)
+    assert (found.severity, found.code, found.where, found.cause) == ("warning", "no_outcome", "solved", cause)
+    both = reward_findings([solved_in_turns(0, 1), solved_in_turns(0, 1)], "solved, turns", renderer=None)
+    assert [found.code for found in both] == ["no_outcome", "no_spread"]
+    assert both[0].cause == cause
+    assert reward_findings([solved_in_turns(0, 1), solved_in_turns(0.1, 2)], "solved, turns", renderer=None) == []
+    (found,) = reward_findings([solved_in_turns(0, 0), solved_in_turns(0, 0)], "solved, turns", renderer=None)
+    assert found.code == "all_zero_rewards"
+
+
 class Letters:
     """Reads id 1 as "a", and so on; 0 ends a reply."""
 
@@ -306,6 +330,7 @@ def test_zero_rewards_show_an_answer_beside_its_reference() -> None:
     )
     assert found.fix.startswith("If this answer is right, mend the verifier. Else ")
     (found,) = reward_findings([replied("long", (1,) * 300)], "v", renderer=Letters())  # type: ignore[arg-type]
+    assert found.cause.startswith("The one rollout of this check got 0 from the verifiers. ")
     assert found.cause.endswith(f"the last reply '{'a' * 199}….")
 
 

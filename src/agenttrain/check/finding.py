@@ -178,6 +178,13 @@ CODES: Mapping[str, Code] = MappingProxyType(
             "if this answer is right, mend the verifier. Else see more rollouts: agenttrain inspect RUN; then easier "
             "tasks, a finer reward or a better starting model; --n-tasks and --siblings look at more",
         ),
+        "no_outcome": _code(
+            "warning",
+            "no rollout got anything from an outcome: what the rewards differ by are other parts, and a fit would "
+            "learn those alone",
+            "if this answer is right, mend the verifier. Else easier tasks, an outcome that gives part marks, or a "
+            "better starting model; --n-tasks and --siblings look at more",
+        ),
         "no_spread": _code(
             "warning",
             "equal rewards within each group: none of them teaches",

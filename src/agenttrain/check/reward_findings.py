@@ -62,13 +62,35 @@ def reward_findings(results: Sequence[RolloutResult], where: str, *, renderer: R
     if spread is None or 2 * spread.n < len(results):
         return []
     if all(reward.score == reward.unfinished and reward.credit is None for _, reward in rewarded):
-        text = f"All {spread.n} rollouts of this check got 0 from the verifiers."
+        text = f"{_all(spread.n)} of this check got 0 from the verifiers."
         return [error("all_zero_rewards", where, text + _closed(rewarded) + _example(rewarded, renderer))]
+    return [*_outcome_findings(rewarded, renderer), *_spread_findings(spread, rewarded, where)]
+
+
+def _outcome_findings(rewarded: Sequence[tuple[RolloutResult, Reward]], renderer: Renderer | None) -> list[Finding]:
+    """Terms can hide that nothing was ever solved: rewards differ, and what is wanted has no part in that."""
+    parts = [part for _, reward in rewarded for part in reward.parts]
+    outcomes = [part for part in parts if part.kind == "outcome" and part.weight > 0]
+    got = any(part.score or part.error for part in outcomes) or any(reward.credit is not None for _, reward in rewarded)
+    if not outcomes or got or any(result.rollout.success for result, _ in rewarded):
+        return []
+    names = ", ".join(dict.fromkeys(part.name for part in outcomes))
+    text = f"{_all(len(rewarded))} of this check got 0 from {names}."
+    others = ", ".join(dict.fromkeys(part.name for part in parts if part.weight * part.score))
+    text += f" What they got came from {others}, and a fit would learn that alone." if others else ""
+    return [warning("no_outcome", names, text + _example(rewarded, renderer))]
+
+
+def _spread_findings(spread: Spread, rewarded: Sequence[tuple[RolloutResult, Reward]], where: str) -> list[Finding]:
     if spread.groups and not spread.groups_that_teach:
         text = f"In each of {counted(spread.groups, 'group')} all rewards are equal ({spread.mean:.3g} on the mean)"
         text += ": every rollout succeeded." if spread.success == 1 else f".{_closed(rewarded)}"
         return [warning("no_spread", where, text)]
     return []
+
+
+def _all(n: int) -> str:
+    return "The one rollout" if n == 1 else f"All {n} rollouts"
 
 
 def _closed(rewarded: Sequence[tuple[RolloutResult, Reward]]) -> str:
