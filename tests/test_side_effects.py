@@ -179,11 +179,25 @@ def test_a_check_tells_what_may_run_and_what_ran(tools: str, codes: list[str], d
     ran = "the stand-in of refund 4 times" if tools == PLAYED else "refund ran 4 times"
     assert f"Tools in this check: look_up ran 2 times, {ran}." in done.json["notes"]
     assert len(payments(project)) == (0 if tools == PLAYED else 4)
-    paste = {"undeclared_tools": 'tools={"refund": "read_only"}', "external_permitted": "External(stand_in=function)"}
+    paste = {
+        "undeclared_tools": 'Add to @trainable: tools={"refund": …}. For … write "read_only" where',
+        "external_permitted": "External(stand_in=function)",
+    }
     assert all(paste[each["code"]] in each["fix"] for each in about)
-    assert sum('tools={"look_up": "read_only", "refund": "read_only"}' in each for each in done.json["notes"]) == (
-        tools == "{}"
+    assert sum('tools={"look_up": …, "refund": …}' in each for each in done.json["notes"]) == (tools == "{}")
+
+
+@pytest.mark.parametrize(("tools", "n"), [('{"look_up": "read_only"}', 1), ("{}", 0), (PLAYED, 0)])
+def test_tools_of_which_nothing_is_declared_are_noted(tools: str, n: int, desk: Any, command: Any) -> None:
+    """Where something is declared of others: that they run themselves should surprise nobody."""
+    desk(tools)
+    said = command("eval", "graph.py").err
+    assert said.count("not declared") == n
+    note = (
+        "note: The tool 'refund' is not declared: a rollout that calls it runs the tool itself. "
+        "agenttrain check tells what to add to tools=.\n"
     )
+    assert said.count(note) == n
 
 
 CAUGHT = """

@@ -27,7 +27,7 @@ from agenttrain.graph.load import LoadedGraph, load_graph, load_module, source_f
 from agenttrain.graph.models import models_of, nodes_of
 from agenttrain.graph.roles import RoleBook, check_nodes
 from agenttrain.graph.runnable import RunnableGraph
-from agenttrain.graph.tools import check_declared, tools_of
+from agenttrain.graph.tools import check_declared, runs_itself, tools_of, undeclared_tools
 from agenttrain.graph.world import check_setup
 from agenttrain.plugins import Plugins
 from agenttrain.protocols import EngineContext, Renderer, TrainerCheckContext
@@ -113,7 +113,7 @@ def prepare(
     with loaded.open() as graph:
         input_schema, context_schema = graph.input_schema() or {}, graph.context_schema()
         nodes = _check_roles(graph, noted) if needs_policy else ()
-        declared = check_declared(noted.tools, tools_of(graph)) if noted is not None and noted.tools else ()
+        declared = _check_tools(graph, noted) if noted is not None and noted.tools else ()
     _check_functions(noted, target, verifier_seconds=config.limits.verifier_seconds)
     file = task_file or _task_file(config, noted, target)
     tasks = read_tasks(file)
@@ -375,6 +375,18 @@ def _check_roles(graph: RunnableGraph, noted: Trainable | None) -> tuple[str, ..
     for model_class, name, base_url in models_of(graph):
         roles.role(CallSite(model_class=model_class, model_name=name, base_url=base_url))
     return ()
+
+
+def _check_tools(graph: RunnableGraph, noted: Trainable) -> tuple[str, ...]:
+    """Notes on names that no tool has so far, and on tools of which nothing is declared.
+
+    Raises:
+        ConfigError: a declaration that can't be true of the tools that are seen.
+    """
+    tools = tools_of(graph)
+    notes = check_declared(noted.tools, tools)
+    left = undeclared_tools(noted.tools, list(tools))
+    return (*notes, f"{runs_itself(left)} agenttrain check tells what to add to tools=.") if left else notes
 
 
 def _renderer(config: Config, model: Path) -> Renderer:

@@ -7,11 +7,15 @@ from collections.abc import Mapping, Sequence
 
 from agenttrain.check.finding import Finding, counted, error, warning
 from agenttrain.errors import ConfigError
-from agenttrain.graph.tools import Tools, check_declared, undeclared_tools
+from agenttrain.graph.tools import Tools, check_declared, runs_itself, undeclared_tools
 from agenttrain.records import RolloutResult
 from agenttrain.tool_spec import Declared, External
 
 WHERE = "tools="
+CHOICES = (
+    'For … write "read_only" where the tool changes nothing, "sandboxed" where all that it changes lies in the '
+    "rollout's sandbox, External(stand_in=function) where it writes or sends elsewhere."
+)
 
 
 def declaration_findings(declared: Mapping[str, Declared], tools: Tools) -> tuple[list[Finding], tuple[str, ...]]:
@@ -41,16 +45,14 @@ def undeclared_findings(
     left = undeclared_tools(declared, sorted({*seen, *ran}))
     if not left:
         return [], ()
-    text = f"{_named(left)} not declared: a rollout that calls it runs the tool itself."
-    fix = (
-        f"Add to @trainable: {line_to_paste(left)}, and write External(stand_in=function) for one that writes or sends."
-    )
+    text = runs_itself(left)
+    fix = f"Add to @trainable: {line_to_paste(left)}. {CHOICES}"
     return ([warning("undeclared_tools", WHERE, text, fix=fix)], ()) if declared else ([], (f"{text} {fix}",))
 
 
 def line_to_paste(names: Sequence[str]) -> str:
-    """Example: ["search"] -> 'tools={"search": "read_only"}'."""
-    entries = ", ".join(f'"{name}": "read_only"' for name in names)
+    """What a tool does is left to who knows it. Example: ["search"] -> 'tools={"search": …}'."""
+    entries = ", ".join(f'"{name}": …' for name in names)
     return f"tools={{{entries}}}"
 
 

@@ -37,6 +37,15 @@ def undeclared_tools(declared: Mapping[str, Declared], names: Sequence[str]) -> 
     return tuple(name for name in names if name not in declared)
 
 
+def runs_itself(left: Sequence[str]) -> str:
+    """What comes of it that nothing is declared of these tools, in words.
+
+    Example: ["search"] -> "The tool 'search' is not declared: a rollout that calls it runs the tool itself."
+    """
+    which = f"The tool {left[0]!r} is" if len(left) == 1 else f"The tools {', '.join(map(repr, left))} are"
+    return f"{which} not declared: a rollout that calls {'it' if len(left) == 1 else 'one'} runs the tool itself."
+
+
 def unseen_stand_ins(declared: Mapping[str, Declared], tools: Tools) -> frozenset[str]:
     """Names of external tools with a stand-in that no tool has so far."""
     external = (name for name, what in declared.items() if isinstance(what, External) and not what.permitted)
