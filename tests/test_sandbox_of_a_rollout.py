@@ -265,6 +265,16 @@ def test_one_that_can_not_be_made_is_refused_before_anything_starts(new_project:
     assert found["trial"] is None
 
 
+def test_a_template_that_is_missing_is_refused_with_its_own_fix(new_project: Any, command: Any) -> None:
+    """Another backend would not help there."""
+    project = new_project(decorated=BOXED.replace("NETWORK", 'template="nowhere"'))
+    findings = command("check", project.graph, "--json").json["findings"]
+    (found,) = [each for each in findings if each["code"] == "sandbox_refused"]
+    folder = project.folder / "nowhere"
+    assert found["cause"] == f"sandbox= of @trainable names the template {folder}, and that is no folder."
+    assert found["fix"] == "Make it, or name another."
+
+
 def test_a_backend_that_nobody_has_is_an_error_with_those_there_are(new_project: Any, command: Any) -> None:
     project = new_project(decorated=BOXED.replace("NETWORK", 'backend="namespace"'))
     done = command("fit", project.graph)

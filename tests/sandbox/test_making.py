@@ -98,7 +98,9 @@ def test_a_template_is_copied_as_it_stands(tmp_path: Path) -> None:
 
 
 def test_a_template_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"names the template {tmp_path}/none, and that is no folder. Make it."):
+    with pytest.raises(
+        ConfigError, match=f"names the template {tmp_path}/none, and that is no folder. Make it, or name another."
+    ):
         maker(SandboxSpec(template="none"), folder=tmp_path).request(TASK, name="r")
 
 
@@ -110,7 +112,7 @@ def test_a_file_outside_of_the_working_directory_is_an_error(path: str) -> None:
 
 def test_content_that_is_no_text_and_no_bytes_is_an_error() -> None:
     wrong: Mapping[str, Any] = {"a": 3}
-    with pytest.raises(ConfigError, match=r"The file 'a' of a sandbox is 3, and a text or bytes are expected\."):
+    with pytest.raises(ConfigError, match=r"The file 'a' of a sandbox is 3\. Give a text or bytes\."):
         sandbox_files(wrong)
 
 

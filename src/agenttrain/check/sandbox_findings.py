@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from agenttrain.check.finding import Finding, counted, error, warning
-from agenttrain.errors import AgenttrainError
+from agenttrain.errors import AgenttrainError, ConfigError
 from agenttrain.records import Isolation, RolloutResult, Task
 from agenttrain.reward.tampering import tampering_of
 from agenttrain.sandbox.making import SandboxMaker
@@ -27,11 +27,19 @@ def isolation_findings(maker: SandboxMaker | None, task: Task | None) -> tuple[l
     try:
         isolation = maker.isolation(task)
     except AgenttrainError as refused:
-        return [error("sandbox_refused", "sandbox=", str(refused))], None
+        return [_refusal(refused)], None
     if not isolation.unenforced:
         return [], isolation
     text = f"The backend {isolation.backend} does not enforce {', '.join(isolation.unenforced)} here."
     return [warning("sandbox_unenforced", "sandbox=", text)], isolation
+
+
+def _refusal(refused: AgenttrainError) -> Finding:
+    """With the code's fix where a backend is lacking; where sandbox= itself is wrong, with the error's own."""
+    cause, _, step = str(refused).rpartition(". ")
+    if isinstance(refused, ConfigError) and cause:
+        return error("sandbox_refused", "sandbox=", f"{cause}.", fix=step)
+    return error("sandbox_refused", "sandbox=", str(refused))
 
 
 def tampering_findings(results: Sequence[RolloutResult]) -> list[Finding]:

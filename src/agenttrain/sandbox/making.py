@@ -105,7 +105,9 @@ class SandboxMaker:
             return {}
         folder = self._at(template)
         if not folder.is_dir():
-            raise ConfigError(f"sandbox= of @trainable names the template {folder}, and that is no folder. Make it.")
+            raise ConfigError(
+                f"sandbox= of @trainable names the template {folder}, and that is no folder. Make it, or name another."
+            )
         return folder_files(folder)
 
     def _at(self, path: str) -> Path:
@@ -145,7 +147,7 @@ def sandbox_files(files: Files | Mapping[str, SandboxFile]) -> dict[str, Sandbox
         if isinstance(content, bytes):
             content = SandboxFile(data=content)
         if not isinstance(content, SandboxFile):
-            raise ConfigError(f"The file {path!r} of a sandbox is {content!r}, and a text or bytes are expected.")
+            raise ConfigError(f"The file {path!r} of a sandbox is {content!r}. Give a text or bytes.")
         found[name] = content
     return found
 
