@@ -145,7 +145,8 @@ def shop(task):
 """
     project = new_project(WORLDS + SYNC_NODE + setup + LOOKS, decorated=DECORATED)
     done = command("eval", "graph.py", "--json")
-    assert (done.json["environment_failures"], done.json["success"]) == (3, 0.0), done.err
+    assert done.code == 1
+    assert "None of the 3 evaluation rollouts has a reward" in done.err
     rollouts = project.store.rollouts()
     assert {(r.status, r.attempt) for r in rollouts} == {("environment_failure", attempt) for attempt in range(3)}
     assert {r.reward for r in rollouts} == {None}

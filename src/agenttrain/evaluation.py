@@ -62,7 +62,6 @@ def evaluate(job: Job, run: RunFolder, *, watcher: Watcher) -> dict[str, Any]:
         with telemetry.phase_span("eval"):
             results = rolled_out(pool, engine, requests, watcher.rollout_done)
         store.flush()
-        refuse_unmatched(runner)
         temperature = config.eval.temperature
         rollouts, verifiers = [result.rollout for result in results], declared_verifiers(job)
         summary = summarize(rollouts, job.held_out, config.eval.repeats, temperature=temperature, verifiers=verifiers)
@@ -70,6 +69,8 @@ def evaluate(job: Job, run: RunFolder, *, watcher: Watcher) -> dict[str, Any]:
         if engine is None:
             summary |= dict.fromkeys(("tool_calls", "invalid_tool_calls", "tokens"))  # the user's models don't tell us
         watcher.ended("eval", summary)
+        refuse_without_reward(results, "evaluation", "nothing was measured")
+        refuse_unmatched(runner)
         alarms = evaluation_alarms(results) + plugin_alarms(job.plugins.observer_errors) + engine_alarms(engine, step=0)
         alarms += escape_alarms(*runner.gate.escaped(), step=0)
         for alarm in alarms:
@@ -127,18 +128,22 @@ def rolled_out(
     return results
 
 
-def refuse_without_reward(results: Sequence[RolloutResult]) -> None:
-    """End a run in which nothing can be learned, before it trains on nothing.
+def refuse_without_reward(results: Sequence[RolloutResult], what: str, so: str) -> None:
+    """End a run in which every rollout failed by its environment, before that is taken for a policy that fails.
+
+    Args:
+        what: the rollouts are of, such as "baseline".
+        so: what follows from it, in words.
 
     Raises:
-        TrainerError: no rollout of the baseline has a reward; it tells the commonest cause.
+        TrainerError: no rollout has a reward; it tells the commonest cause.
     """
     lost = [result.rollout for result in results if result.rollout.reward is None]
     causes = Counter(rollout.cause.replace(repr(rollout.task_id), "…") for rollout in lost)
     if results and sum(causes.values()) == len(results):
         cause, n = causes.most_common(1)[0]
         raise TrainerError(
-            f"None of the {len(results)} baseline rollouts has a reward, so there is nothing to learn from. "
+            f"None of the {len(results)} {what} rollouts has a reward, so {so}. "
             f"The commonest cause ({n} of them): {cause.rstrip('.')}. Mend it, then start again."
         )
 

@@ -267,7 +267,7 @@ class Fit:
         summary = self._summary([result.rollout for result in results])
         self.watcher.ended(phase, summary)
         if phase == "baseline":
-            refuse_without_reward(results)
+            refuse_without_reward(results, "baseline", "there is nothing to learn from")
         for alarm in evaluation_alarms(results):
             self.evaluation_alarms.append(alarm)
             self.watcher.alarm(alarm)

@@ -125,6 +125,30 @@ builder.set_entry_point("agent")
 """
 
 
+BROKEN = """
+def agent(state):
+    raise OSError("the desk is closed")
+builder.add_node("agent", agent)
+builder.set_entry_point("agent")
+"""
+
+
+def test_an_evaluation_without_any_result_is_no_success_of_0(new_project: Any, command: Any) -> None:
+    """It ends as a fit does whose baseline fails: with the cause; the rollouts stay, and no report is written."""
+    project = new_project(BROKEN)
+    done = command("eval", "graph.py", "--run", "base", "--json")
+    said = (
+        "None of the 3 evaluation rollouts has a reward, so nothing was measured. The commonest cause (3 of them): "
+        "OSError: the desk is closed"
+    )
+    assert done.code == 1
+    assert done.json["error"]["type"] == "TrainerError"
+    assert done.json["error"]["message"].startswith(said)
+    assert f"\nTrainerError: {said}" in done.err
+    assert {rollout.status for rollout in project.store.rollouts()} == {"environment_failure"}
+    assert not (project.run.path / "report.json").exists()
+
+
 def test_what_happened_to_the_engine_is_told(new_project: Any, command: Any) -> None:
     new_project(TALKS)
     done = command("eval", "graph.py", "--json", "--set", "engine.name=talks")

@@ -170,7 +170,7 @@ def broken(task, state):
 graph = trainable(builder, model=POLICY, tasks="tasks.jsonl", verifier=broken)
 """
     project = new_project(decorated=decorated, tasks=[row])
-    assert command("eval", "graph.py", "--json").json["environment_failures"] == 1
+    assert command("eval", "graph.py").code == 1
     done = command("inspect", project.run.id)
     assert done.code == 0
     assert "[/red]" in done.out
