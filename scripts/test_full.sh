@@ -27,6 +27,7 @@ if wants benchmarks; then
   python benchmarks/capture.py
   python benchmarks/telemetry.py
   python benchmarks/fit_profile.py
+  python benchmarks/sandbox.py
 fi
 if wants verl; then
   agenttrain sglang setup --device cpu
