@@ -60,10 +60,13 @@ def test_the_engine_of_a_containers_first_process_is_no_orphan() -> None:
 
 def test_processes_are_read_with_parent_and_command() -> None:
     """A child of this one, by its arguments."""
-    child = subprocess.Popen([sys.executable, "-c", "input()", "a marker"], stdin=subprocess.PIPE)
+    program = "print(flush=True); input()"
+    child = subprocess.Popen([sys.executable, "-c", program, "a marker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdout is not None
     try:
+        child.stdout.readline()  # it is that program by now
         found = {process.pid: process for process in processes()}[child.pid]
     finally:
         child.communicate(b"\n")
     assert found.parent == os.getpid()
-    assert found.command == f"{sys.executable} -c input() a marker"
+    assert found.command == f"{sys.executable} -c {program} a marker"

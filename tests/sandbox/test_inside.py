@@ -137,7 +137,7 @@ def test_a_program_that_reads_no_input_is_not_waited_for(bare: Bare) -> None:
 
 
 def test_signals_are_as_programs_expect_them(bare: Bare) -> None:
-    """None ignored, none blocked, of those that Python or this program changes."""
+    """None ignored, none blocked, whatever agenttrain was started with."""
     sandbox, _ = bare
     lines = dict(line.split(":", 1) for line in sandbox.run(["cat", "/proc/self/status"]).stdout.splitlines())
     assert (int(lines["SigIgn"], 16), int(lines["SigBlk"], 16)) == (0, 0)

@@ -54,7 +54,8 @@ def test_everything_is_enforced(backend: NamespacesBackend) -> None:
 def test_only_what_was_meant_is_there(sandbox: Sandbox) -> None:
     """No home, no repository, no temporary folder of the machine; made-up users; devices that only give or take."""
     assert sandbox.run(["cat", "/etc/passwd"]).stdout.splitlines()[1] == "sandbox:x:1000:1000:sandbox:/tmp:/bin/sh"
-    assert not sandbox.run(["ls", str(ROOT)]).ok
+    assert not sandbox.run(["ls", str(ROOT / "README.md")]).ok
+    assert sandbox.run(["ls", str(ROOT)]).stdout == ""  # the folder is there where this Python lies below it
     assert not sandbox.run(["test", "-e", "/sys"]).ok
     assert not sandbox.run(["test", "-e", "/etc/shadow"]).ok
     assert sandbox.run("cd /dev && echo *").stdout == "fd full null random shm stderr stdin stdout urandom zero\n"

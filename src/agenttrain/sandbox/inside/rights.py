@@ -78,7 +78,8 @@ def become_user(uid: int, gid: int) -> None:
 
 
 def restore_signals() -> None:
-    """What Python ignores, as programs expect it."""
-    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
+    """None ignored and none blocked, as programs expect it, whatever agenttrain was started with."""
+    for number in signal.valid_signals():
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
