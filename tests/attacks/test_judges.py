@@ -584,7 +584,7 @@ def test_nor_are_hidden_tests_apart(
         assert (score, tampering) == (expected, []), comment
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("code", "of_repaired", "told"), PLAIN)
 def test_nor_are_hidden_tests_in_one_process_by_what_is_seen(
     backend: SandboxBackend, code: str, of_repaired: float, told: bool, request: pytest.FixtureRequest

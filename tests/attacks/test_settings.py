@@ -349,8 +349,14 @@ def test_no_score_changes_and_it_is_told(backend: SandboxBackend, trick: Trick) 
         hold_report(trick, "cases", tampering)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("judged_by", ["command", "apart", "together"])
+@pytest.mark.parametrize(
+    "judged_by",
+    [
+        pytest.param("command", marks=pytest.mark.slow),
+        pytest.param("apart", marks=pytest.mark.long),
+        pytest.param("together", marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("trick", [pytest.param(each.values[0], id=each.id) for each in TRICKS])
 def test_nor_does_that_of_other_judges(backend: SandboxBackend, judged_by: str, trick: Trick) -> None:
     repaired = [(REPAIRED, trick.of_repaired)] if judged_by != "together" else []
@@ -369,7 +375,7 @@ def hold_report(trick: Trick, judged_by: str, tampering: list[str]) -> None:
         line.encode("utf-8")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("trick", [pytest.param(each.values[0], id=each.id) for each in TRICKS])
 def test_a_naive_verifier_is_deceived_by_those_that_say_so(backend: SandboxBackend, trick: Trick) -> None:
     """`python -m pytest` in the agent's own sandbox, on the program with the bug."""
