@@ -265,7 +265,7 @@ class TestVerifiers(VerifierContract):
         return STATE
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_gets_better(tmp_path: Path) -> None:
     """The README's command: an interval above 0, outdated counts no longer believed, no token drifted."""
     command = [sys.executable, "-m", "agenttrain", "fit", str(EXAMPLE / "graph.py"), "--seed", "1", "--json"]

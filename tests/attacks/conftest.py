@@ -60,7 +60,7 @@ def the_prey(monkeypatch: pytest.MonkeyPatch) -> Iterator[Prey]:
     params=[
         "namespaces",
         pytest.param("bubblewrap", marks=pytest.mark.slow),
-        pytest.param("subprocess", marks=pytest.mark.slow),
+        pytest.param("subprocess", marks=pytest.mark.long),
     ]
 )
 def siege(request: pytest.FixtureRequest, the_prey: Prey) -> Siege:
