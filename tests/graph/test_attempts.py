@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from langchain_core.messages import HumanMessage
 from langgraph.func import task
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import RetryPolicy, interrupt
+
+from agenttrain.graph.attempts import counted_attempts, running_nodes
 
 Fails = Callable[[], None]
 
@@ -113,3 +116,21 @@ def test_a_node_that_asked_a_human_is_not_tried_again(Route: Any, rollout: Any, 
     ended = rollout(tried_again(team), route, answer=lambda asked, state: {each.id: "yes" for each in asked})
     assert (ended.error, ended.interrupted) == (None, False)
     assert told(route) == [(1, ()), (1, ())]
+
+
+def test_nodes_under_way_are_known_to_every_thread() -> None:
+    """By name, in whatever run of the process; nothing once they have ended."""
+    seen: list[set[str]] = []
+
+    def look(state: Any) -> dict[str, Any]:
+        with ThreadPoolExecutor(1) as pool:
+            seen.append(pool.submit(running_nodes).result())
+        return {}
+
+    inner = StateGraph(MessagesState).add_node("within", look).add_edge(START, "within").compile()
+    outer = StateGraph(MessagesState).add_node("around", inner).add_edge(START, "around").compile()
+    assert running_nodes() == set()
+    with counted_attempts() as attempts:
+        outer.invoke({"messages": []}, {"callbacks": [attempts]})
+        assert running_nodes() == set()
+    assert seen == [{"around", "within"}]

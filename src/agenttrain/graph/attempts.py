@@ -100,6 +100,12 @@ class Attempts(BaseCallbackHandler):
                 run_id = run.parent
         return found
 
+    def nodes(self) -> set[str]:
+        """Names of the nodes that are under way. Example: namespace "team:a1|model:b2" -> "model" """
+        with self._lock:
+            namespaces = [run.namespace for run in self._under_way.values() if run.namespace is not None]
+        return {namespace.rpartition("|")[2].partition(":")[0] for namespace in namespaces}
+
     def at(self, checkpoint_ns: str) -> tuple[int, ...]:
         """The attempt, from 1, of each part of a namespace. Empty: nothing was tried again.
 
@@ -135,6 +141,9 @@ def path_text(path: Any) -> str:
 
 
 _attempts: contextvars.ContextVar[Attempts | None] = contextvars.ContextVar("agenttrain_attempts", default=None)
+_open: dict[int, Attempts] = {}
+"""Of the graphs that run in this process, by their id."""
+_lock = threading.Lock()
 
 
 @contextmanager
@@ -142,10 +151,21 @@ def counted_attempts() -> Iterator[Attempts]:
     """Count in a block, with what must stand among a graph's callbacks."""
     attempts = Attempts()
     token = _attempts.set(attempts)
+    with _lock:
+        _open[id(attempts)] = attempts
     try:
         yield attempts
     finally:
+        with _lock:
+            del _open[id(attempts)]
         _attempts.reset(token)
+
+
+def running_nodes() -> set[str]:
+    """Names of the nodes that are under way in this process, in whatever run."""
+    with _lock:
+        runs = list(_open.values())
+    return {name for attempts in runs for name in attempts.nodes()}
 
 
 def attempts_at(checkpoint_ns: str) -> tuple[int, ...]:

@@ -20,7 +20,6 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from types import FrameType
 from typing import Any, cast
 
 from langchain_core.language_models.chat_models import BaseChatModel
@@ -29,6 +28,7 @@ from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables.config import RunnableConfig, ensure_config, merge_configs, var_child_runnable_config
 
 from agenttrain.errors import EscapeError, GraphError, RolloutStop
+from agenttrain.graph.attempts import running_nodes
 from agenttrain.graph.policy_model import CALL, PolicyModel, Routed, exact_invalid_calls, policy_for
 from agenttrain.graph.site import call_site, model_identity, stock_use
 from agenttrain.protocols import Route
@@ -242,24 +242,9 @@ def _escape_text(where: str) -> EscapeError:
 def _called_where(what: str) -> str:
     """What was called, node, thread and line of a call, in words."""
     node = ((var_child_runnable_config.get() or {}).get("metadata") or {}).get("langgraph_node")
-    running = sorted(_running_nodes())
+    running = sorted(running_nodes())
     place = f"in node {node!r}, " if node else f"while {' and '.join(map(repr, running))} ran, " if running else ""
     return f"{what} was called {place}on thread {threading.current_thread().name!r}{_caller()}"
-
-
-def _running_nodes() -> set[str]:
-    """Names of the nodes that threads of this process are in: one of them started the thread that lost its context.
-
-    Read from the stacks, where LangGraph 1.0 to 1.2 calls each node from pregel/_retry.py with its task.
-    """
-    names = set()
-    for frame in sys._current_frames().values():
-        inner: FrameType | None = frame
-        while inner is not None:
-            if inner.f_globals.get("__name__") == "langgraph.pregel._retry" and (task := inner.f_locals.get("task")):
-                names.add(str(task.name))
-            inner = inner.f_back
-    return names
 
 
 def _caller() -> str:
