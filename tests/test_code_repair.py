@@ -260,8 +260,13 @@ def test_the_clerk_hears_what_a_sandbox_says() -> None:
     assert int(done.stdout) > 100
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("file", "decides"), [("graph.py", "repaired"), ("naive.py", "tests_pass")])
+@pytest.mark.parametrize(
+    ("file", "decides"),
+    [
+        pytest.param("graph.py", "repaired", marks=pytest.mark.slow),
+        pytest.param("naive.py", "tests_pass", marks=pytest.mark.long),
+    ],
+)
 def test_a_short_fit_ends_with_a_true_report(file: str, decides: str, tmp_path: Path) -> None:
     """2 of 16 steps, few tasks: success is what the deciding part says, the others only inform, no token drifted."""
     settings = ["trainer.steps=2", "trainer.tasks_per_step=4", "eval.tasks=24"]

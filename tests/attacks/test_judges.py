@@ -571,7 +571,7 @@ def test_hidden_cases_are_not_deceived(backend: SandboxBackend, code: str, of_re
 PLAIN = [pytest.param(*each.values, id=each.id) for each in TRICKS]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("code", "of_repaired", "told"), PLAIN)
 def test_nor_are_hidden_tests_apart(
     backend: SandboxBackend, code: str, of_repaired: float, told: bool, request: pytest.FixtureRequest

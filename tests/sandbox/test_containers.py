@@ -143,7 +143,7 @@ def sandbox(podman: PodmanBackend) -> Iterator[Sandbox]:
     made.close()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_everything_is_enforced(podman: PodmanBackend) -> None:
     isolation = podman.isolation(request())
     assert isolation.unenforced == ()
@@ -151,7 +151,7 @@ def test_everything_is_enforced(podman: PodmanBackend) -> None:
     assert re.fullmatch(r"network namespace of podman \d+\.\d+\.\d+", isolation.enforced["network"])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_programs_are_a_user_without_rights_who_writes_in_one_place(sandbox: Sandbox) -> None:
     code = """
 import os, socket
@@ -168,7 +168,7 @@ print(socket.socket().connect_ex(("192.0.2.1", 80)))
     assert printed == "True True\n" + "Read-only file system\n" * 4 + "101\n"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_limits_hold(sandbox: Sandbox) -> None:
     full = sandbox.run("head -c 9000000 /dev/zero > x")
     assert "No space left on device" in full.stderr
@@ -203,7 +203,7 @@ with open("/dev/shm/fill", "wb") as file, open("fill", "wb") as more:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_container_that_memory_ended_is_no_failure_of_the_environment(podman: PodmanBackend) -> None:
     sandbox = podman.open(request(memory_mib=1, processes=300, disk_mib=256))
     try:
@@ -214,7 +214,7 @@ def test_a_container_that_memory_ended_is_no_failure_of_the_environment(podman: 
         sandbox.close()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_image_that_is_not_there_is_never_pulled(podman: PodmanBackend) -> None:
     with pytest.raises(SandboxError, match=r"image not known See that it is there \(podman pull localhost/none:1\)"):
         podman.isolation(SandboxRequest(name="a test", image="localhost/none:1"))
@@ -235,7 +235,7 @@ KILLED = """
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("client_too", [False, True])
 def test_of_a_killed_agenttrain_the_next_run_leaves_nothing(podman: PodmanBackend, client_too: bool) -> None:
     code = textwrap.dedent(KILLED.format(image=IMAGE, client_too=client_too))
@@ -245,7 +245,7 @@ def test_of_a_killed_agenttrain_the_next_run_leaves_nothing(podman: PodmanBacken
     assert podman.left_behind() == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 class TestContract(SandboxBackendContract):
     """What every backend keeps to, in containers."""
 
