@@ -251,7 +251,7 @@ def test_the_documented_graph(documented: Any, command: Any) -> None:
     assert list(payments(documented).values()) == [1]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("at", [4, 9])
 def test_a_run_that_is_killed_pays_once(desk: Any, command: Any, at: int) -> None:
     """SIGKILL behind the payments of the n-th rollout, in the baseline's last and in a training step."""
