@@ -165,6 +165,58 @@ class EvalTable(Table):
     """0 is greedy."""
 
 
+class CostTable(Table):
+    """Prices, in a unit of your own; without them a rollout costs its sampled tokens."""
+
+    sampled_token: float = Field(1.0, ge=0)
+    """Of the policy."""
+    prompt_token: float = Field(0.0, ge=0)
+    """Of the policy; each call's whole prompt counts."""
+    own_sampled_token: float = Field(1.0, ge=0)
+    """Of your own models, as-is, or of a chat model in the policy's place."""
+    own_prompt_token: float = Field(0.0, ge=0)
+    """Of the same."""
+    tool_call: float = Field(0.0, ge=0)
+    """Whatever the tool."""
+    second: float = Field(0.0, ge=0)
+    """Of a rollout's wall clock."""
+
+
+class PromotionTable(Table):
+    """What a policy must show before it may serve, on the held-out tasks, against what serves now."""
+
+    min_difference: float = Field(0.0, ge=-1, lt=1)
+    """The lower bound of the difference in success must be above it."""
+    slice_loss: float = Field(0.0, ge=0, lt=1)
+    """No slice may be shown to lose more success than this."""
+    max_logprob_gap: float = Field(1e-3, gt=0)
+    """Largest log-probability gap of the run, engine against trainer, must be below it."""
+    max_cost: float | None = Field(None, ge=0)
+    """A rollout's mean cost is shown to be at most this. None: not asked."""
+    max_cost_ratio: float | None = Field(None, gt=0)
+    """The same, as a multiple of what serves now. None: not asked."""
+    max_seconds: float | None = Field(None, gt=0)
+    """A rollout's mean wall clock is shown to be at most this. None: not asked."""
+    max_seconds_ratio: float | None = Field(None, gt=0)
+    """The same, as a multiple of what serves now. None: not asked."""
+    check_turns: int = Field(64, ge=1)
+    """Greedy turns that the exported weights are asked again."""
+
+
+class CanaryTable(Table):
+    """How a share of the conversations tries a promoted policy first."""
+
+    share: float = Field(0.1, gt=0, le=0.5)
+    """Of the conversations, by a stable hash."""
+    tools: Literal["marked", "stand_in"] = "marked"
+    """In its conversations: "marked": tools run and know it; "stand_in": external ones run their stand-ins, sandboxed
+    ones in a sandbox."""
+    min_outcomes: int = Field(10, ge=2)
+    """Its outcomes before it can be taken back for doing worse."""
+    false_alarm: float = Field(0.05, gt=0, lt=0.5)
+    """The most likely it is that one which does as well is ever taken back."""
+
+
 class CheckpointTable(Table):
     every: int = Field(5, ge=1)
     """Training steps between two checkpoints."""
@@ -203,6 +255,9 @@ class Config(Table):
     reward: RewardTable = RewardTable()
     sandbox: SandboxTable = SandboxTable()
     eval: EvalTable = EvalTable()
+    cost: CostTable = CostTable()
+    promotion: PromotionTable = PromotionTable()
+    canary: CanaryTable = CanaryTable()
     checkpoint: CheckpointTable = CheckpointTable()
     run: RunTable = RunTable()
     renderer: RendererTable = RendererTable()

@@ -135,6 +135,7 @@ def describe(begun: Begun, view: StoreView, store: SqliteStore) -> RolloutResult
         n_tool_calls=sum(turn.n_tool_calls for turn in policy_turns),
         n_invalid_tool_calls=sum(turn.n_invalid_tool_calls for turn in policy_turns),
         n_sampled_ids=sum(len(turn.response_ids) for turn in policy_turns),
+        n_prompt_ids=sum(len(turn.prompt_ids) for turn in policy_turns),
         started_at=begun.started_at,
         ended_at=max((turn.ended_at for turn in turns), default=begun.started_at),
     )

@@ -17,7 +17,8 @@
     ├── SampleError          (ValueError)   ids, mask and log probabilities that don't fit
     ├── EngineError          (RuntimeError) an engine that answers nothing
     ├── TrainerError         (RuntimeError) an update that can't be made
-    └── RunError             (OSError)      the run folder: missing, unwritable, full, damaged
+    ├── RunError             (OSError)      the run folder: missing, unwritable, full, damaged
+    └── PromotionError       (RuntimeError) what serves, or may: a damaged ledger, a policy that is not as promoted
     PolicyFailure            (Exception)    raised by a user's tool or verifier: the policy did wrong
     RolloutStop              (BaseException) raised inside the graph to end a rollout; never leaves agenttrain
 
@@ -97,6 +98,10 @@ class TrainerError(AgenttrainError, RuntimeError):
 
 class RunError(AgenttrainError, OSError):
     """The run folder is missing, unwritable, full or damaged."""
+
+
+class PromotionError(AgenttrainError, RuntimeError):
+    """The ledger is damaged, or a policy is not what was promoted, or there is nothing to go back to."""
 
 
 class PolicyFailure(Exception):

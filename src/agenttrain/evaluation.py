@@ -49,7 +49,8 @@ def evaluate(job: Job, run: RunFolder, *, watcher: Watcher) -> dict[str, Any]:
     """Roll out the job's tasks once more and report: at the job's model, or as-is when it has none."""
     started = time.perf_counter()
     config = job.config
-    run.write_config(config.model_dump(), provenance(job))
+    run.write_config(config.model_dump(), {**provenance(job), **answered_by(job)})
+    run.write_tasks(run.evaluated_tasks, job.held_out)
     span = telemetry.run_span("evaluation", run_id=run.id, graph=job.loaded.name)
     with span, opened(job, run) as (store, runner, pool), ExitStack() as stack:
         engine = None
@@ -87,6 +88,13 @@ def evaluate(job: Job, run: RunFolder, *, watcher: Watcher) -> dict[str, Any]:
         )
     run.write_report(report, eval_text(report))
     return report
+
+
+def answered_by(job: Job) -> dict[str, str]:
+    """Who answers the trained calls of an evaluation, for its provenance: as `promotion.measures.Evaluation` has it."""
+    if job.model is None:
+        return {"answered_by": "own models", "policy": "as-is"}
+    return {"answered_by": "policy", "policy": str(job.model)}
 
 
 def _facts(job: Job, run: RunFolder, engine: Engine | None) -> RunFacts:

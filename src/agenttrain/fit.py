@@ -486,6 +486,8 @@ def fit(
         for alarm in notes:
             watcher.alarm(alarm)
         run.write_config(job.config.model_dump(), {**made_by, "life": life})
+        run.write_tasks(run.train_tasks, job.train)
+        run.write_tasks(run.evaluated_tasks, job.held_out)
         stack.enter_context(telemetry.run_span("fit", run_id=run.id, graph=job.loaded.name, life=life))
         store, runner, pool = stack.enter_context(opened(job, run, must_stop=lambda: memory.trouble() is not None))
         kept = KeptRollouts()

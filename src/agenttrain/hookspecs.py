@@ -1,8 +1,9 @@
-"""Every plugin point, by shape: register, decide, observe.
+"""Every plugin point, by shape: register, decide, observe, veto.
 
     register   called once at load; a callback takes a name and a factory
     decide     asked in turn until one gives an answer that is not None; that answer stands
     observe    all are told, one at a time, and can change nothing
+    veto       all are asked, any refusal wins, and every reason is kept
 
 Hooks are called one at a time by `agenttrain.plugins`, last loaded first, `tryfirst` and `trylast` respected; wrappers
 are not supported. An implementation may leave out arguments it doesn't need. Stages never call hooks: they are handed
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from agenttrain.markers import hookspec
+from agenttrain.promotion_record import Promotion
 from agenttrain.protocols import (
     AdvantageEstimator,
     EngineCheck,
@@ -188,6 +190,21 @@ def agenttrain_admit(result: RolloutResult) -> str | None:
         @hookimpl
         def agenttrain_admit(result):
             return "too long" if result.rollout.n_turns > 20 else None
+    """
+
+
+@hookspec
+def agenttrain_veto_promotion(promotion: Promotion) -> str | None:
+    """Keep a policy from serving by giving the reason; None has nothing against it.
+
+    Shape: veto. All are asked, any reason keeps it out, and every reason is told and kept in the ledger.
+    When: once per `agenttrain promote RUN`, after the rules were checked, whatever they came to.
+    Exception: counts as a veto, with the exception as its reason; so does an answer that is no text.
+
+    Example:
+        @hookimpl
+        def agenttrain_veto_promotion(promotion):
+            return "not on a Friday" if date.today().weekday() == 4 else None
     """
 
 

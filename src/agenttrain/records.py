@@ -15,7 +15,7 @@ from agenttrain.part import GATES
 from agenttrain.part import PartKind as PartKind
 from agenttrain.routed_experts import RoutedExperts as RoutedExperts
 
-RECORD_VERSION = 5
+RECORD_VERSION = 6
 """Stored with every record; a reader refuses a higher one."""
 NOT_ADMITTED = "not admitted: "
 """Before a plugin's reason, in the cause of a rollout that it kept out of training."""
@@ -474,7 +474,11 @@ class Rollout:
     n_tool_calls: int = 0
     n_invalid_tool_calls: int = 0
     n_sampled_ids: int = 0
-    """Ids the policy sampled, trained and frozen."""
+    """Ids the policy sampled, trained and frozen; where it answered nothing, tokens that other models told of."""
+    n_prompt_ids: int = 0
+    """The same of the prompts: each call's whole prompt."""
+    tokens_told: bool = True
+    """False: another model answered in the policy's place and did not tell how many tokens that took."""
     started_at: float = 0.0
     ended_at: float = 0.0
     trace_id: str = ""

@@ -347,6 +347,8 @@ class Runner:
             n_tool_calls=sum(turn.n_tool_calls for turn in policy_turns),
             n_invalid_tool_calls=sum(turn.n_invalid_tool_calls for turn in policy_turns),
             n_sampled_ids=sum(len(turn.response_ids) for turn in policy_turns),
+            n_prompt_ids=sum(len(turn.prompt_ids) for turn in policy_turns),
+            tokens_told=bool(policy_turns) or not turns,
             started_at=flight.recorder.started_at,
             ended_at=flight.recorder.now(),
             trace_id=trace_id,

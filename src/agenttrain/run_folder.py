@@ -1,6 +1,7 @@
 """A run's folder: made, found again, written to. Knows file names and nothing of what is in the records.
 
-runs/<id>/config.toml  rollouts/*.db  metrics.jsonl  lives.json  checkpoints/step-N/  policy/  report.json  report.md
+runs/<id>/config.toml  tasks/{train,evaluated}.jsonl  rollouts/*.db  metrics.jsonl  lives.json  checkpoints/step-N/
+policy/  report.json  report.md
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import shutil
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ import tomli_w
 
 from agenttrain.disk import replace_file
 from agenttrain.errors import RunError
+from agenttrain.records import Task
 
 SPARE_BYTES = 64 * 2**20
 """Room for the rollouts of a run, asked for before it starts."""
@@ -44,6 +46,16 @@ class RunFolder:
     @property
     def rollouts(self) -> Path:
         return self.path / "rollouts"
+
+    @property
+    def evaluated_tasks(self) -> Path:
+        """A task file: those that were evaluated, in order."""
+        return self.path / "tasks" / "evaluated.jsonl"
+
+    @property
+    def train_tasks(self) -> Path:
+        """A task file: those that may be trained on; not there where none is."""
+        return self.path / "tasks" / "train.jsonl"
 
     @property
     def checkpoints(self) -> Path:
@@ -74,6 +86,14 @@ class RunFolder:
         except (OSError, tomllib.TOMLDecodeError) as error:
             raise RunError(f"{path} can't be read: {error}. Name the folder of a run that agenttrain made.") from None
         return tables, tables.pop("provenance", {})
+
+    def write_tasks(self, path: Path, tasks: Sequence[Task]) -> None:
+        """Tasks as a task file; none leaves no file."""
+        if not tasks:
+            return
+        path.parent.mkdir(exist_ok=True)
+        rows = [{key: value for key, value in asdict(task).items() if value is not None} for task in tasks]
+        _write(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         """Add one line to metrics.jsonl, on disk when this returns."""
