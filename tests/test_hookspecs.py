@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import textwrap
+from datetime import date
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import typer
 
 from agenttrain import hookimpl, hookspecs
 from agenttrain.plugins import Plugins, hook_names
+from agenttrain.promotion_record import BASE, Promotion
 from agenttrain.records import CallSite, Rollout, RolloutRequest, RolloutResult, StepResult, Task, Turn
 
 FIELDS = ("Shape:", "When:", "Exception:", "Example:")
@@ -28,13 +30,20 @@ def plugins_with(name: str) -> Plugins:
     """Plugins of a graph.py that holds nothing but the example of one hook."""
     module = ModuleType("graph_of_test")
     vars(module).update(
-        hookimpl=hookimpl, MyEngine=str, MyTrainer=str, MyBackend=list, shutil=SimpleNamespace(copytree=copied)
+        hookimpl=hookimpl,
+        MyEngine=str,
+        MyTrainer=str,
+        MyBackend=list,
+        shutil=SimpleNamespace(copytree=copied),
+        date=SimpleNamespace(today=lambda: today),
     )
     exec(example_of(name), vars(module))
     return Plugins.load(only="", graph_module=module)
 
 
 copies: list[tuple[Path, str]] = []
+today = date(2026, 11, 27)
+"""A Friday."""
 
 
 def copied(source: Path, target: str) -> None:
@@ -119,6 +128,13 @@ def test_example_of_agenttrain_admit() -> None:
     plugins = plugins_with("agenttrain_admit")
     assert plugins.admit(result_of(21)) == "too long"
     assert plugins.admit(result_of(20)) is None
+
+
+def test_example_of_agenttrain_veto_promotion() -> None:
+    promotion = Promotion(
+        graph="graph.py:graph", run_id="r", policy=Path("policy"), incumbent=BASE, report={}, results=()
+    )
+    assert plugins_with("agenttrain_veto_promotion").vetoes(promotion) == ("graph.py: not on a Friday",)
 
 
 def test_example_of_agenttrain_turn_recorded(capsys: pytest.CaptureFixture[str]) -> None:

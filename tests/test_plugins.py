@@ -273,6 +273,25 @@ def test_admit_gives_the_first_reason(install: Install) -> None:
         plugins.admit("bad")  # type: ignore[arg-type]
 
 
+def test_every_veto_is_kept_and_what_nobody_can_read_is_one(install: Install) -> None:
+    """All are asked, whatever the others say; an exception and an answer that is no text keep the policy out too."""
+    veto = "@hookimpl\ndef agenttrain_veto_promotion(promotion):\n    "
+    for name, body in {
+        "a": "return 'too dear'",
+        "b": "1 / 0",
+        "c": "return True",
+        "d": "pass",
+        "e": "return ' '",
+    }.items():
+        install(name, veto + body)
+    assert load("a", "b", "c", "d", "e").vetoes("a promotion") == (  # type: ignore[arg-type]
+        "e: answered with ' ', which is no reason",
+        "c: answered with True, which is no reason",
+        "b: raised ZeroDivisionError: division by zero",
+        "a: too dear",
+    )
+
+
 def test_commands_are_added_and_a_broken_plugin_is_listed(install: Install) -> None:
     """One that raises takes no command from the others."""
     import typer

@@ -23,6 +23,7 @@ import pluggy
 from agenttrain import hookspecs
 from agenttrain.errors import AgenttrainError, PluginError
 from agenttrain.hookspecs import Settings
+from agenttrain.promotion_record import Promotion
 from agenttrain.protocols import (
     AdvantageEstimator,
     EngineContext,
@@ -270,6 +271,23 @@ class Plugins:
                 )
             return answer
         return None
+
+    def vetoes(self, promotion: Promotion) -> tuple[str, ...]:
+        """Every plugin's reason to keep a policy from serving, each behind the plugin's name; empty lets it serve.
+
+        A plugin that raises, or answers with something that is no text, has vetoed: nobody can tell what it meant.
+        """
+        found = []
+        for plugin, call in self._calls("agenttrain_veto_promotion", {"promotion": promotion}):
+            try:
+                answer = call()
+            except Exception as error:
+                found.append(f"{plugin}: raised {_in_words(error)}")
+                continue
+            if answer is not None:
+                is_reason = isinstance(answer, str) and answer.strip()
+                found.append(f"{plugin}: {answer if is_reason else f'answered with {answer!r}, which is no reason'}")
+        return tuple(found)
 
     def observe(self, hook_name: str, **arguments: Any) -> None:
         """Tell every observer; what one raises is logged once, kept in `observer_errors`, and stops no other."""
