@@ -5,9 +5,9 @@ promote` of five candidates that it has to refuse and one that it has to take, a
 
     python benchmarks/promotion.py [--folder DIR] [--seed 1]
 
-The candidates are real ones: a fit that learned nothing; one whose training tasks of one wording had wrong references; a
-policy that newly fails a case of the regression set; a run in whose policy one weight was changed afterwards; a fit in
-which a tenth of the training tasks failed by their environment. Prints every rule of each, and exits 1 when one comes
+The candidates are real ones: a fit that learned nothing; one whose training tasks of one wording had wrong references;
+a policy that newly fails a case of the regression set; a run in whose policy one weight was changed afterwards; a fit
+in which a tenth of the training tasks failed by their environment. Prints every rule of each, and exits 1 when one comes
 out otherwise than it must. With --folder, runs that stand there already are taken as they are.
 """
 
