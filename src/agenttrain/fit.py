@@ -55,6 +55,7 @@ from agenttrain.figures import (
     token_table,
     wall_seconds,
 )
+from agenttrain.folder_hash import file_hashes, hash_of_files
 from agenttrain.life import LifeAccount
 from agenttrain.memory import MIB, MemoryWatch
 from agenttrain.pool import RolloutPool
@@ -430,6 +431,7 @@ class Fit:
             ],
         )
         report["seeds"] = SEEDS[getattr(self._serving, "takes_seeds", None)]
+        report["policy"] = _policy_files(self.run)
         report["engine_counts"] = summed(life.get("engine", {}) for life in lives)
         self.run.write_report(report, fit_text(report))
         return report
@@ -508,6 +510,12 @@ def fit(
             resumed_from=checkpoint,
         )
         return work.report(notes)
+
+
+def _policy_files(run: RunFolder) -> dict[str, Any]:
+    """What was exported, by which anybody can tell later that policy/ is still that."""
+    files = file_hashes(run.policy)
+    return {"hash": hash_of_files(files), "files": files}
 
 
 def begun_again(run: RunFolder, hashes: Mapping[str, str | None]) -> tuple[Checkpoint | None, int, list[Alarm]]:
