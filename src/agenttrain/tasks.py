@@ -9,12 +9,12 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from agenttrain.effect import smallest_effect as smallest_effect
 from agenttrain.errors import TaskError
 from agenttrain.records import Split, Task
 
@@ -38,8 +38,6 @@ LANGSMITH_SPLITS: Mapping[str, Split | None] = {
 }
 """Names of splits, ours and LangSmith's usual ones, each to ours; "base" is its name for no split."""
 
-_Z_95 = 1.959964
-_Z_POWER_80 = 0.841621
 _KINDS = {dict: "an object", list: "a list", str: "a string", bool: "a bool", int: "a number", float: "a number"}
 
 
@@ -100,29 +98,6 @@ def _with_some_held_out(tasks: Sequence[Task], named: Collection[str]) -> tuple[
 def _hash(task_id: str) -> int:
     """64 bits of an id, the same in every process."""
     return int.from_bytes(hashlib.sha256(task_id.encode("utf-8", "surrogatepass")).digest()[:8], "big")
-
-
-def smallest_effect(n_tasks: int, success: float = 0.5) -> float:
-    """The smallest difference in success that this many held-out tasks can show (95 %, power 80 %), at most 1.
-
-    (1.96 + 0.84) · sqrt(2 p (1 - p) / n): the normal approximation for a difference of two proportions measured once
-    on each task. Pairing only makes it smaller, so this is the cautious end.
-
-    Args:
-        n_tasks: held-out tasks, at least 1.
-        success: p, the success rate about which the difference lies.
-
-    Raises:
-        TaskError: no tasks, or a rate outside of [0, 1].
-
-    Example: smallest_effect(100) -> 0.198
-    """
-    if n_tasks < 1 or not 0 <= success <= 1:
-        raise TaskError(
-            f"smallest_effect got {n_tasks} tasks and a success rate of {success}. "
-            "Give at least 1 task and a rate from 0 to 1."
-        )
-    return min(1.0, (_Z_95 + _Z_POWER_80) * math.sqrt(2 * success * (1 - success) / n_tasks))
 
 
 def few_tasks_warning(n_held_out: int) -> str | None:

@@ -65,8 +65,16 @@ def strict_values(
     return values
 
 
-def paired_difference(base: Values, trained: Values, *, n_resamples: int = 10_000, seed: int = 0) -> Difference:
-    """The mean over tasks of trained less base, with a 95 % bootstrap interval over tasks.
+def paired_difference(
+    base: Values,
+    trained: Values,
+    *,
+    confidence: float = CONFIDENCE,
+    least_span: float = 1.0,
+    n_resamples: int = 10_000,
+    seed: int = 0,
+) -> Difference:
+    """The mean over tasks of trained less base, with a bootstrap interval over tasks.
 
     The interval is the expanded percentile one: its levels are widened as Student's t asks for, without which the
     bootstrap is too narrow with few tasks. Where all tasks differ by the same amount there is nothing to resample; then
@@ -74,6 +82,8 @@ def paired_difference(base: Values, trained: Values, *, n_resamples: int = 10_00
 
     Args:
         base, trained: the same tasks, each with at least one value; the number of repeats may differ.
+        confidence: chance that the interval holds the true difference; more than 0.95 where several are looked at.
+        least_span: the least that one task may be taken to differ by, where all differ by the same.
         n_resamples: draws of the bootstrap.
         seed: of the draws; equal seeds give equal intervals.
 
@@ -84,13 +94,52 @@ def paired_difference(base: Values, trained: Values, *, n_resamples: int = 10_00
 
     Example: base {"a": [0], "b": [1]}, trained {"a": [1], "b": [1]} -> value 0.5
     """
-    differences = _differences(base, trained)
-    value = float(differences.mean())
+    differences = task_differences(base, trained)
+    value, tail = float(differences.mean()), (1 - confidence) / 2
     if np.ptp(differences) < 1e-12:
-        low, high = _interval_of_equals(value, len(differences), _span(base, trained))
+        span = _span(base, trained, least_span)
+        low, high = _interval_of_equals(value, len(differences), span, tail)
     else:
-        low, high = _expanded_percentile(differences, n_resamples=n_resamples, seed=seed)
+        low, high = _expanded_percentile(differences, tail, n_resamples=n_resamples, seed=seed)
     return Difference(value=value, low=low, high=high, n_tasks=len(differences))
+
+
+def upper_bound(means: npt.NDArray[np.float64], *, n_resamples: int = 10_000, seed: int = 0) -> float:
+    """The upper bound (one-sided, 95 %) of the mean of these tasks; infinite for a single one.
+
+    Args:
+        means: [tasks] what each came to, averaged over its repeats.
+    """
+    if len(means) == 1:
+        return math.inf
+    tail = 1 - CONFIDENCE
+    if np.ptp(means) < 1e-12:
+        return _interval_of_equals(float(means[0]), len(means), abs(float(means[0])), tail)[1]
+    return _expanded_percentile(means, tail, n_resamples=n_resamples, seed=seed)[1]
+
+
+def upper_bound_of_ratio(
+    base: npt.NDArray[np.float64], other: npt.NDArray[np.float64], *, n_resamples: int = 10_000, seed: int = 0
+) -> float | None:
+    """The upper bound (one-sided, 95 %) of the mean of `other` over that of `base`.
+
+    Args:
+        base, other: [tasks] of the same tasks in the same order, none below 0.
+
+    Returns:
+        None where base's mean is not above 0; infinite for a single task, or where too many resamples of base are 0.
+    """
+    if base.mean() <= 0:
+        return None
+    if len(base) == 1:
+        return math.inf
+    tail, rng = 1 - CONFIDENCE, np.random.default_rng(seed)
+    means = _resampled_means(np.column_stack([base, other]), n_resamples, rng)
+    ratios = np.divide(means[:, 1], means[:, 0], out=np.full(len(means), math.inf), where=means[:, 0] > 0)
+    if np.ptp(ratios) < 1e-12:
+        ratio = float(ratios[0])
+        return _interval_of_equals(ratio, len(base), ratio, tail)[1]
+    return float(np.quantile(ratios, 1 - _expanded(tail, len(base)), method="higher"))
 
 
 def pass_at_k(n_repeats: int, n_successes: int, k: int) -> float:
@@ -108,8 +157,12 @@ def pass_at_k(n_repeats: int, n_successes: int, k: int) -> float:
     return 1.0 - math.comb(n_repeats - n_successes, k) / math.comb(n_repeats, k)
 
 
-def _differences(base: Values, trained: Values) -> npt.NDArray[np.float64]:
-    """[tasks] trained less base, each averaged over its repeats, in the order of the task ids."""
+def task_differences(base: Values, trained: Values) -> npt.NDArray[np.float64]:
+    """[tasks] trained less base, each averaged over its repeats, in the order of the task ids.
+
+    Raises:
+        TaskError: no tasks, different tasks, a task without values, or a value that is not finite.
+    """
     one_sided = sorted(set(base) ^ set(trained))
     if one_sided:
         raise TaskError(
@@ -118,8 +171,16 @@ def _differences(base: Values, trained: Values) -> npt.NDArray[np.float64]:
         )
     if not base:
         raise TaskError("There are no tasks to compare. Evaluate at least one task in both.")
-    task_ids = sorted(base)
-    return np.array([_mean(trained, task_id) - _mean(base, task_id) for task_id in task_ids])
+    return task_means(trained) - task_means(base)
+
+
+def task_means(values: Values) -> npt.NDArray[np.float64]:
+    """[tasks] each averaged over its repeats, in the order of the task ids.
+
+    Raises:
+        TaskError: a task without values, or a value that is not finite.
+    """
+    return np.array([_mean(values, task_id) for task_id in sorted(values)])
 
 
 def _mean(values: Values, task_id: str) -> float:
@@ -132,39 +193,45 @@ def _mean(values: Values, task_id: str) -> float:
     return math.fsum(repeats) / len(repeats)
 
 
-def _span(base: Values, trained: Values) -> float:
-    """The range of the values that were seen, at least 1, the range of success."""
+def _span(base: Values, trained: Values, least: float) -> float:
+    """The range of the values that were seen, 0 among them, and at least `least`."""
     seen = [value for values in (base, trained) for repeats in values.values() for value in repeats]
-    return max(1.0, max(seen) - min(seen))
+    return max(least, max(*seen, 0.0) - min(*seen, 0.0))
 
 
-def _interval_of_equals(value: float, n_tasks: int, span: float) -> tuple[float, float]:
+def _interval_of_equals(value: float, n_tasks: int, span: float, tail: float) -> tuple[float, float]:
     """The interval when every task differs by the same value.
 
-    With n equal tasks, up to 1 - 0.025^(1/n) of all tasks may differ otherwise (97.5 % on each side), by -span or span
-    at worst. So it takes six tasks that all improve from 0 to 1 to exclude 0, as in a sign test.
+    With n equal tasks, up to 1 - tail^(1/n) of all tasks may differ otherwise (tail: 2.5 % on each side), by -span or
+    span at worst. So it takes six tasks that all improve from 0 to 1 to exclude 0, as in a sign test.
     """
     if n_tasks == 1:
         return -span, span
-    others = 1.0 - float(((1 - CONFIDENCE) / 2) ** (1 / n_tasks))
+    others = 1.0 - tail ** (1 / n_tasks)
     return value - others * (span + value), value + others * (span - value)
 
 
-def _expanded_percentile(differences: npt.NDArray[np.float64], *, n_resamples: int, seed: int) -> tuple[float, float]:
+def _expanded_percentile(
+    differences: npt.NDArray[np.float64], tail: float, *, n_resamples: int, seed: int
+) -> tuple[float, float]:
     """Percentiles of the resampled means, at levels widened for n tasks."""
-    from scipy.special import ndtr, stdtrit
-
-    n = len(differences)
-    level = float(ndtr(math.sqrt(n / (n - 1)) * stdtrit(n - 1, (1 - CONFIDENCE) / 2)))
+    level = _expanded(tail, len(differences))
     means = _resampled_means(differences, n_resamples, np.random.default_rng(seed))
     low, high = np.quantile(means, [level, 1 - level])
     return float(low), float(high)
 
 
+def _expanded(tail: float, n_tasks: int) -> float:
+    """The level of a percentile that stands for `tail` with so many tasks, as Student's t asks for."""
+    from scipy.special import ndtr, stdtrit
+
+    return float(ndtr(math.sqrt(n_tasks / (n_tasks - 1)) * stdtrit(n_tasks - 1, tail)))
+
+
 def _resampled_means(
     values: npt.NDArray[np.float64], n_resamples: int, rng: np.random.Generator
 ) -> npt.NDArray[np.float64]:
-    """[n_resamples] means of as many values drawn with replacement."""
+    """[n_resamples, …] means of as many of the first axis drawn with replacement."""
     n = len(values)
     rows = max(1, _CHUNK // n)
     chunks: list[Any] = []

@@ -90,17 +90,29 @@ def by_slice(
     A task without the key is in none of its slices. A value that is no text stands as JSON; one that holds others, such
     as a task's files, makes no slice.
     """
-    slices: dict[str, dict[str, set[str]]] = {}
+    return {
+        key: {value: _slice(counted, ids, repeats) for value, ids in values.items()}
+        for key, values in slices(tasks).items()
+    }
+
+
+def slices(tasks: Sequence[Task]) -> dict[str, dict[str, set[str]]]:
+    """Metadata key to its values to the ids of their tasks, for keys with at most 20 values."""
+    found: dict[str, dict[str, set[str]]] = {}
     for task in tasks:
         for key, value in task.metadata.items():
             if isinstance(value, Mapping | list):
                 continue
-            slices.setdefault(key, {}).setdefault(_text(value), set()).add(task.id)
-    return {
-        key: {value: _slice(counted, ids, repeats) for value, ids in values.items()}
-        for key, values in slices.items()
-        if len(values) <= MOST_SLICES
-    }
+            found.setdefault(key, {}).setdefault(_text(value), set()).add(task.id)
+    return {key: values for key, values in found.items() if len(values) <= MOST_SLICES}
+
+
+def ks_of(repeats: int) -> list[int]:
+    """The k of pass@k that so many repeats tell: 1, 2, 4, 8 … up to them. A single repeat tells none besides success.
+
+    Example: ks_of(6) -> [1, 2, 4]; ks_of(1) -> []
+    """
+    return [2**n for n in range(repeats.bit_length())] if repeats > 1 else []
 
 
 def _slice(counted: Sequence[Rollout], task_ids: set[str], repeats: int) -> dict[str, float | int]:
