@@ -161,7 +161,7 @@ class Ledger:
                 deed=deed,
                 graph=graph,
                 run_id=run_id,
-                policy=str(policy),
+                policy=str(Path(policy).absolute()) if policy else "",
                 weights=weights,
                 why=why,
                 by=user_and_machine() if by is None else by,
@@ -327,9 +327,9 @@ class Ledger:
     def _head_damaged(self, what: str, entries: Sequence[LedgerEntry]) -> PromotionError:
         end = _head(entries[-1].number, entries[-1].hash).decode().strip() if entries else "nothing"
         return PromotionError(
-            f"{self.head} {what}: it holds number and hash of the ledger's last line, so that a line missing at the "
-            f"end is found. Put it back as it was, or, if you know that {self.file.name} is whole, write this line into "
-            f"it: {end}"
+            f"{self.head} {what}: it holds number and hash of the ledger's last line, so that a line missing at "
+            f"the end is found. Put it back as it was, or, if you know that {self.file.name} is whole, write this line "
+            f"into it: {end}"
         )
 
     @staticmethod
