@@ -81,6 +81,20 @@ def attach(graph: Any, run: str | Path, *, auxiliary: Sequence[Selector] = ()) -
     return served_graph(graph, serving.run, serving.close)
 
 
+def open_serving(run: str | Path, *, auxiliary: Sequence[Selector] = ()) -> Serving:
+    """A trained policy for a server that is asked directly, with no graph of this process; `close()` ends it.
+
+    Args:
+        run: an id under runs/, the path of a run, or the folder of a policy.
+
+    Raises:
+        RunError: there is no such run, or it has no policy.
+    """
+    serving = Serving(_policy_of(run), target=None, auxiliary=auxiliary)
+    serving._hold()
+    return serving
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
     """Where a policy and the settings it was trained with stand."""
@@ -232,6 +246,32 @@ class Serving:
     def calls(self) -> ServedCalls:
         """What answers; blocks until it is loaded."""
         return self._policy.opened()
+
+    def calls_for(self, conversation: str) -> ServedCalls:
+        """What answers a conversation; blocks until it is loaded.
+
+        Args:
+            conversation: the same text for all calls of one conversation.
+        """
+        return self.calls()
+
+    def record_outcome(self, conversation: str, success: bool | float | None, *, why: str = "") -> bool:
+        """Note how a conversation went; the last word about it counts.
+
+        Args:
+            success: a number is a success where it passes as a verifier's does. None: nothing is known.
+            why: in words.
+
+        Returns:
+            Whether it counts: only while a canary is tried.
+        """
+        return False
+
+    def describe(self) -> dict[str, Any]:
+        """What serves, since when, and how a canary does."""
+        policy = self._policy.source.policy
+        run_id = policy.parent.name if policy.name == "policy" else policy.name
+        return {"promotion": None, "serves": run_id, "since": None, "canary": None}
 
     def role(self, site: CallSite) -> tuple[Role, str]:
         """Who answers a call, by the run's selectors.
