@@ -16,6 +16,7 @@
     ├── RewardError          (RuntimeError) a verifier that raised or answered with no number
     ├── SampleError          (ValueError)   ids, mask and log probabilities that don't fit
     ├── EngineError          (RuntimeError) an engine that answers nothing
+    │   └── NoRoomError      (ValueError)   a prompt that fills all the positions the policy has
     ├── TrainerError         (RuntimeError) an update that can't be made
     ├── RunError             (OSError)      the run folder: missing, unwritable, full, damaged
     └── PromotionError       (RuntimeError) what serves, or may: a damaged ledger, a policy that is not as promoted
@@ -90,6 +91,10 @@ class SampleError(AgenttrainError, ValueError):
 
 class EngineError(AgenttrainError, RuntimeError):
     """An engine that answers nothing though there was room."""
+
+
+class NoRoomError(EngineError, ValueError):
+    """A prompt that fills all the positions of the policy: no answer fits behind it."""
 
 
 class TrainerError(AgenttrainError, RuntimeError):

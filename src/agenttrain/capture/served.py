@@ -24,7 +24,7 @@ from agenttrain.capture.conversations import Prompt, hashed, left_behind
 from agenttrain.capture.instructions import missed
 from agenttrain.capture.spans import CallSpans
 from agenttrain.capture.tool_calls import n_misfits
-from agenttrain.errors import CaptureError, EngineError
+from agenttrain.errors import CaptureError, EngineError, NoRoomError
 from agenttrain.protocols import Engine, Parsed, Renderer
 from agenttrain.records import Generation, Ids, ModelCall, Reply, Sampling, Turn
 
@@ -82,7 +82,8 @@ class ServedCalls:
         """Blocks until the policy has answered.
 
         Raises:
-            EngineError: no room is left, or the engine answered nothing.
+            NoRoomError: the prompt leaves no room for an answer.
+            EngineError: the engine answered nothing.
             CaptureError: the call holds no message, or its answer can't be read.
         """
         asked = self._ask(call)
@@ -100,6 +101,14 @@ class ServedCalls:
         except BaseException as error:
             self._fail(asked, error)
         return self._finish(asked, generation)
+
+    def check(self) -> None:
+        """Find out whether calls are answered; blocks until the engine is ready.
+
+        Raises:
+            EngineError: it has failed and will answer none.
+        """
+        self._engine.stats()
 
     def _ask(self, call: ModelCall) -> _Asked:
         if not call.messages:
@@ -132,7 +141,7 @@ class ServedCalls:
     def _room(self, prompt_ids: Ids) -> int:
         room = self._engine.max_length - len(prompt_ids)
         if room <= 0:
-            raise EngineError(
+            raise NoRoomError(
                 f"The prompt has {len(prompt_ids)} ids, and the policy takes {self._engine.max_length} with its "
                 "answer. Shorten the conversation."
             )
