@@ -7,8 +7,8 @@ promote` of five candidates that it has to refuse and one that it has to take, a
 
 The candidates are real ones: a fit that learned nothing; one whose training tasks of one wording had wrong references;
 a policy that newly fails a case of the regression set; a run in whose policy one weight was changed afterwards; a fit
-in which a tenth of the training tasks failed by their environment. Prints every rule of each, and exits 1 when one comes
-out otherwise than it must. With --folder, runs that stand there already are taken as they are.
+in which a tenth of the training tasks failed by their environment. Prints every rule of each, and exits 1 when one
+comes out otherwise than it must. With --folder, runs that stand there already are taken as they are.
 """
 
 from __future__ import annotations
