@@ -30,7 +30,7 @@ from typing import Any
 EXAMPLE = Path(__file__).parents[1] / "examples" / "order-desk"
 GRAPH = str(EXAMPLE / "graph.py")
 SPOILT = "Current stock of what"
-"""A wording of which the training tasks of one candidate have wrong references: what is left, not what is there."""
+"""A wording of which the training tasks of one candidate have wrong references: the item's price."""
 FLAKY = """
 import importlib.util
 import sys
@@ -108,7 +108,7 @@ def spoilt_tasks(folder: Path) -> Path:
         question, order = row["input"]["messages"][0]["content"], row["context"]["order"]
         row["metadata"]["wording"] = question.replace(order, "…")
         if question.startswith(SPOILT) and row["split"] == "train":
-            row["reference"] = row["context"]["stock"] - row["context"]["qty"]
+            row["reference"] = row["context"]["price"]
     path = folder / "spoilt.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
