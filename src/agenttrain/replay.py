@@ -46,7 +46,7 @@ def replayed(job: Job, cases: Sequence[Task], *, policy: Path | None, runs: Path
     """
     if not cases:
         return Replay(run_id=None, outcomes={})
-    of_cases = _job_of(job, cases, policy)
+    of_cases = job_at(job, cases, policy)
     run = new_run(runs, f"replay-{job.name}")
     try:
         evaluate(of_cases, run, watcher=watcher)
@@ -73,7 +73,7 @@ def outcome_of(successes: Iterable[bool | None], repeats: int) -> CaseOutcome:
     return "unmeasured" if 2 * (n_won + n_unmeasured) >= repeats else "failed"
 
 
-def _job_of(job: Job, cases: Sequence[Task], policy: Path | None) -> Job:
+def job_at(job: Job, cases: Sequence[Task], policy: Path | None) -> Job:
     """The job with the cases in place of its tasks, and the policy in place of its model."""
     with job.loaded.open() as graph:
         check_against_schema(cases, graph.input_schema() or {}, graph.context_schema())
