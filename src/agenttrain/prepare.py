@@ -170,7 +170,8 @@ def configured(
     plugins.trainer(config.trainer.name)
     plugins.engine(config.engine.name)
     plugins.check_tables(config)
-    plugins.advantage(chosen(config.trainer).advantage)
+    if (advantage := chosen(config.trainer).advantage) is not None:
+        plugins.advantage(advantage)
     return loaded, plugins, config
 
 
@@ -295,7 +296,7 @@ def provenance(job: Job) -> dict[str, Any]:
             "tasks": _text_hash(json.dumps([asdict(t) for t in (*job.train, *job.held_out)], default=repr)),
             "verifier": _text_hash(json.dumps(_verifier_sources(noted))),
             "renderer": job.renderer.identity if job.renderer else None,
-            "model": _model_hash(job.model) if job.model else None,
+            "model": model_hash(job.model) if job.model else None,
         },
     }
 
@@ -429,5 +430,6 @@ def _files_hash(files: Sequence[Path]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _model_hash(folder: Path) -> str:
+def model_hash(folder: Path) -> str:
+    """Of a base's weights and shape, as provenance has it."""
     return _files_hash(sorted((*folder.glob("*.safetensors"), folder / "config.json")))
