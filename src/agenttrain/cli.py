@@ -16,6 +16,7 @@ import typer
 
 from agenttrain import __version__
 from agenttrain.commands.arguments import CommandEnded, print_error, print_json
+from agenttrain.commands.cases import cases_app
 from agenttrain.commands.check import check_command
 from agenttrain.commands.doctor import doctor_command
 from agenttrain.commands.eval import eval_command
@@ -42,6 +43,7 @@ app.command("check", short_help="Try a graph before it is trained.")(check_comma
 app.command("fit", short_help="Measure a baseline, train, measure again.")(fit_command)
 app.command("eval", short_help="Roll out tasks once more, and report.")(eval_command)
 app.command("inspect", short_help="Look at a run's rollouts, token by token.")(inspect_command)
+app.add_typer(cases_app, name="cases", short_help="The regression set: add, list, remove.")
 app.command("plugins", short_help="List plugins, and why some were left out.")(plugins_command)
 app.command("doctor", short_help="Check that versions, machine and model fit together.")(doctor_command)
 

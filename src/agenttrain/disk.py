@@ -39,6 +39,25 @@ def replace_file(path: Path, content: bytes) -> None:
         raise
 
 
+def append_line(path: Path, line: bytes) -> None:
+    """Add a line, its newline with it, on disk when this returns; what could not be written whole leaves nothing.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    with path.open("ab") as file:
+        before = file.tell()
+        try:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError:
+            with suppress(OSError):
+                os.truncate(path, before)
+            raise
+    flush(path.parent)
+
+
 def replace_folder(aside: Path, target: Path) -> None:
     """Let a folder that was written aside stand at the target, whole and flushed; what stood there goes first.
 

@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 BASE = "base"
 """In place of a run's id: the policy before any training, which stands in where nothing was promoted."""
+CASE_KEY = "case"
+"""Of a row of a regression set: where it came from. No part of the task: whoever reads tasks passes it over."""
 Deed = Literal["promoted", "canary", "taken_back", "rolled_back"]
 """promoted: it serves from now on; canary: a share of the conversations tries it; taken_back: that share goes to what
 serves again, by itself; rolled_back: what served before serves again, by hand."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from agenttrain.effect import smallest_effect as smallest_effect
 from agenttrain.errors import TaskError
+from agenttrain.promotion_record import CASE_KEY
 from agenttrain.records import Split, Task
 
 HELD_OUT_SHARE = 0.2
@@ -214,7 +215,7 @@ def _under_own_names(row: Any, where: str) -> dict[str, Any]:
     named: dict[str, Any] = {}
     for key, value in row.items():
         name = LANGSMITH_NAMES.get(key, key)
-        if name in LANGSMITH_RECORDS or (name in LANGSMITH_ATTACHMENTS and not value):
+        if name in (CASE_KEY, *LANGSMITH_RECORDS) or (name in LANGSMITH_ATTACHMENTS and not value):
             continue
         if name in LANGSMITH_ATTACHMENTS:
             raise TaskError(f"{where} has {key!r}, and a task holds no files. Put what the graph needs into its input.")

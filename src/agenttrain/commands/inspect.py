@@ -70,7 +70,7 @@ def inspect_command(
         rollouts = [r for r in view.rollouts() if status in (None, r.status) and phase in (None, r.phase)]
         _list(rollouts, view, limit, as_json=json)
         return
-    found = _find(view, rollout)
+    found = find_rollout(view, rollout)
     renderer = None if json else _renderer(folder.read_config()[0])
     paths = view.trajectories(found.id)
     fate = fate_of(found, folder, view)
@@ -115,13 +115,18 @@ def _show_range(
         raise ConfigError("--turn takes a RUN alone, and --token a RUN and a ROLLOUT. Give one of the two.")
     join = TraceJoin(view, folder.metrics())
     if rollout is not None and token is not None:
-        found = join.of_token(_find(view, rollout).id, *parsed_place(token))
+        found = join.of_token(find_rollout(view, rollout).id, *parsed_place(token))
     else:
         found = join.of_call(turn or "")
     show_range(found, None if as_json else _renderer(folder.read_config()[0]), as_json=as_json, logprobs=logprobs)
 
 
-def _find(view: StoreView, name: str) -> Rollout:
+def find_rollout(view: StoreView, name: str) -> Rollout:
+    """The rollout of an id, or the only one whose id begins so.
+
+    Raises:
+        RunError: none does, or several.
+    """
     matches = [rollout for rollout in view.rollouts() if rollout.id.startswith(name)]
     exact = [rollout for rollout in matches if rollout.id == name]
     if exact or len(matches) == 1:

@@ -8,22 +8,19 @@ relative to it, so that a project may be moved whole. Knows nothing of rules, an
 
 from __future__ import annotations
 
-import fcntl
-import getpass
 import hashlib
 import json
 import os
-import platform
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from agenttrain.disk import flush, replace_file
+from agenttrain.disk import append_line, replace_file
 from agenttrain.errors import PromotionError
+from agenttrain.promotion.alone import alone, cant, user_and_machine
 from agenttrain.promotion_record import BASE, Deed, LedgerEntry, RuleResult
 
 LEDGER_VERSION = 1
@@ -152,7 +149,7 @@ class Ledger:
             PromotionError: the ledger is damaged, belongs to another graph or can't be written, or has grown since
                 `decided_on` was read.
         """
-        with self._alone():
+        with alone(self.folder):
             entries = self.entries()
             self._check_still(entries, decided_on)
             entry = LedgerEntry(
@@ -184,10 +181,10 @@ class Ledger:
         try:
             if entry.number > 1:
                 replace_file(self.head, _head(entry.number - 1, entry.previous))  # a stopped process left it behind
-            _append_whole(self.file, line)
+            append_line(self.file, line)
             replace_file(self.head, _head(entry.number, digest))
         except OSError as error:
-            raise PromotionError(self._cant("written", self.file, error)) from error
+            raise PromotionError(cant("written", self.file, error)) from error
         return replace(entry, hash=digest)
 
     def _put_aside_unfinished(self, number: int) -> None:
@@ -200,7 +197,7 @@ class Ledger:
             replace_file(aside, rest)
             os.truncate(self.file, sum(len(line) + 1 for line in lines))
         except OSError as error:
-            raise PromotionError(self._cant("written", aside, error)) from error
+            raise PromotionError(cant("written", aside, error)) from error
 
     def _content(self, entry: LedgerEntry) -> dict[str, Any]:
         """A line's object without its hash."""
@@ -283,26 +280,13 @@ class Ledger:
                 f"{newest.run_id}). Look at what serves now, then decide again."
             )
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Only one process writes; the others wait, and one that is killed lets go."""
-        try:
-            _made(self.folder)
-            lock = (self.folder / ".lock").open("a")
-        except OSError as error:
-            raise PromotionError(self._cant("written", self.folder, error)) from error
-        with lock:
-            with suppress(OSError):  # a file system without locks
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-
     def _read(self, path: Path) -> bytes | None:
         try:
             return path.read_bytes()
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise PromotionError(self._cant("read", path, error)) from error
+            raise PromotionError(cant("read", path, error)) from error
 
     def _relative(self, path: str) -> str:
         """As it is written: relative to what holds promotions/, where it lies inside of it."""
@@ -332,22 +316,6 @@ class Ledger:
             f"into it: {end}"
         )
 
-    @staticmethod
-    def _cant(done: str, path: Path, error: OSError) -> str:
-        return (
-            f"{path} can't be {done}: {error.strerror or error}. agenttrain keeps what was promoted in promotions/ of "
-            "the current directory: start where you may write to it."
-        )
-
-
-def user_and_machine() -> str:
-    """Example: "ada@atlas"."""
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError):  # no name for this user id: KeyError up to Python 3.12
-        user = str(os.getuid())
-    return f"{user}@{platform.node()}"
-
 
 def _canonical(content: Mapping[str, Any]) -> bytes:
     """One text for one content: keys in order, no spaces, only ASCII."""
@@ -361,31 +329,3 @@ def _hash(content: Mapping[str, Any]) -> str:
 def _head(number: int, digest: str) -> bytes:
     """What ledger.head holds where this line is the last one."""
     return f"{number} {digest}\n".encode()
-
-
-def _made(folder: Path) -> None:
-    """Make a folder, its name on disk."""
-    if folder.is_dir():
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    for parent in (folder.parent, folder.parent.parent):
-        flush(parent)
-
-
-def _append_whole(file: Path, line: bytes) -> None:
-    """Add a line and flush it; what could not be written whole leaves nothing.
-
-    Raises:
-        OSError: the disk refuses.
-    """
-    with file.open("ab") as out:
-        before = out.tell()
-        try:
-            out.write(line)
-            out.flush()
-            os.fsync(out.fileno())
-        except OSError:
-            with suppress(OSError):
-                os.truncate(file, before)
-            raise
-    flush(file.parent)
