@@ -232,7 +232,8 @@ class Ledger:
         """A line's object, of a version that can be read."""
         try:
             content = json.loads(line)
-        except (ValueError, RecursionError):
+            _canonical(content)
+        except (ValueError, RecursionError):  # also numbers that JSON doesn't have
             raise self._damaged(number, "is no JSON") from None
         version = content.get("version") if isinstance(content, dict) else None
         if not isinstance(version, int):
