@@ -23,6 +23,7 @@ from agenttrain.commands.eval import eval_command
 from agenttrain.commands.fit import fit_command
 from agenttrain.commands.inspect import inspect_command
 from agenttrain.commands.plugins import plugins_command
+from agenttrain.commands.serve import serve_command
 from agenttrain.errors import AgenttrainError, PluginError
 
 WRONG_USE = 2
@@ -44,6 +45,7 @@ app.command("fit", short_help="Measure a baseline, train, measure again.")(fit_c
 app.command("eval", short_help="Roll out tasks once more, and report.")(eval_command)
 app.command("inspect", short_help="Look at a run's rollouts, token by token.")(inspect_command)
 app.add_typer(cases_app, name="cases", short_help="The regression set: add, list, remove.")
+app.command("serve", short_help="An OpenAI-compatible address over a policy.")(serve_command)
 app.command("plugins", short_help="List plugins, and why some were left out.")(plugins_command)
 app.command("doctor", short_help="Check that versions, machine and model fit together.")(doctor_command)
 
