@@ -141,7 +141,7 @@ def test_several_alarms_come_in_one_step() -> None:
         (
             {"logprob_gap_max": 0.0123},
             "Engine and trainer differ by up to 0.012 in log probability (under 0.001 is rounding). "
-            "The loss then corrects for a policy that did not sample.",
+            "What is trained is then not the policy that sampled.",
         ),
         (
             {**NOTHING_TAUGHT, "reward_std": 0.0, "reward": 0.0},

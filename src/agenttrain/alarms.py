@@ -282,6 +282,9 @@ def plugin_alarms(observer_errors: Mapping[tuple[str, str], str]) -> list[Alarm]
 def _teaching(step: int, metrics: Mapping[str, float]) -> list[Alarm]:
     if metrics.get("groups_trained", 1.0) > 0:
         return []
+    if metrics.get("successes") == 0:
+        text = "No rollout of this step is a verified success, and the trainer learns from those alone."
+        return [_loud("no_success", step, text + " Use easier tasks, or a better starting model.")]
     if _all_succeed(metrics):
         return [
             Alarm(code="all_succeed", severity="note", step=step, message="Every rollout succeeded: nothing to learn.")
@@ -310,7 +313,7 @@ def _logprob_gap(step: int, metrics: Mapping[str, float]) -> list[Alarm]:
     if gap < LOGPROB_GAP:
         return []
     text = f"Engine and trainer differ by up to {gap:.2g} in log probability (under {LOGPROB_GAP:g} is rounding)."
-    return [_loud("logprob_gap", step, text + " The loss then corrects for a policy that did not sample.")]
+    return [_loud("logprob_gap", step, text + " What is trained is then not the policy that sampled.")]
 
 
 def _environment(step: int, metrics: Mapping[str, float]) -> list[Alarm]:

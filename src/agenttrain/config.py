@@ -23,6 +23,8 @@ from agenttrain.sandbox_spec import BOUNDARIES, LIMITS
 FILE_NAMES = ("agenttrain.toml", "pyproject.toml")
 INTEGRATIONS = {"sglang": "agenttrain-sglang", "verl": "agenttrain-verl"}
 """Plugins of ours that are distributions of their own: one file serves where they are installed and where not."""
+BUILT_IN = ("local", "sft")
+"""Plugins of this distribution that a configuration may have tables of where `AGENTTRAIN_PLUGINS` leaves them out."""
 
 T = TypeVar("T", bound="Table")
 
@@ -40,7 +42,7 @@ class TrainerTable(Table):
     name: str = "local"
     """What trains: the embedded trainer, or a plugin's."""
     algorithm: Literal["grpo", "dr_grpo", "rloo", "gspo", "ppo"] = "grpo"
-    """Decides the keys below whose default is None: trainer/algorithms.py lists them."""
+    """Decides the keys below whose default is None: trainer/algorithms.py lists them. sft has its own."""
     advantage: str | None = None
     """Name of the advantage estimator: "group" centres and scales by the group's standard deviation."""
     steps: int = Field(20, ge=1)
@@ -270,12 +272,12 @@ def resolve(*layers: tuple[str, Mapping[str, Any]], plugin_tables: Iterable[str]
 
     Args:
         layers: (where it was written, nested tables), for the error messages. A resolved configuration is one too.
-        plugin_tables: names of tables that installed plugins own; those of `INTEGRATIONS` may stand there too.
+        plugin_tables: names of tables that installed plugins own; or those of `INTEGRATIONS` and `BUILT_IN`.
 
     Raises:
         ConfigError: an unknown key, or a value of a wrong type or range; it names the layer that wrote it.
     """
-    owned = {*plugin_tables, *INTEGRATIONS} - set(Config.model_fields)
+    owned = {*plugin_tables, *INTEGRATIONS, *BUILT_IN} - set(Config.model_fields)
     flat = [(where, _with_plugins_beside(layer)) for where, layer in layers]
     for where, layer in flat:
         for path, table in (("", layer), *((f"{name}.", layer.get(name)) for name in sorted(owned))):

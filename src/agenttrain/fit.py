@@ -70,7 +70,8 @@ from agenttrain.rollout import Runner
 from agenttrain.run_folder import RunFolder
 from agenttrain.sample.staleness import staleness_metrics, step_staleness
 from agenttrain.trace_join import trained_by_group
-from agenttrain.trainer.algorithms import chosen
+from agenttrain.trainer.advantage import own_rewards
+from agenttrain.trainer.algorithms import algorithm_name, chosen
 
 SEEDS = {
     True: "per token",
@@ -165,7 +166,7 @@ class Fit:
             tasks=job.train,
             open_engine=self._open_engine,
             run_rollouts=self._run_rollouts,
-            advantages=self._estimator(name),
+            advantages=own_rewards if name is None else self._estimator(name),
             elsewhere=RunElsewhere(
                 run=self.run,
                 life=self.life,
@@ -451,7 +452,7 @@ class Fit:
             run_id=self.run.id,
             graph=job.loaded.name,
             trainer=self.trainer.name,
-            algorithm=job.config.trainer.algorithm,
+            algorithm=algorithm_name(job.config.trainer),
             engine=self.trainer.engine_name,
             seed=job.config.seed,
             base=str(job.model),

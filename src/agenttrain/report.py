@@ -70,6 +70,7 @@ def fit_report(
         "wall_s": {key: round(value, 3) for key, value in wall_s.items()},
         "cost": {"cpu_hours": cpu_hours, "gpu_hours": gpu_hours, "per_success": per_success(trained)},
         "steps": len(steps),
+        **_successes(steps),
         "lives": lives,
         "alarms": [dict(alarm) for alarm in alarms],
     }
@@ -95,13 +96,23 @@ def eval_report(
 
 
 def logprob_gap(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Mean over trained tokens and maximum over the run of |engine - trainer| log probability."""
-    weighed = [(row.get("logprob_gap_mean", 0.0), row.get("tokens_trained", 0.0)) for row in steps]
+    """Mean over trained tokens and maximum of |engine - trainer| log probability, over the steps that measured it."""
+    told = [row for row in steps if "logprob_gap_mean" in row]
+    weighed = [(row["logprob_gap_mean"], row.get("tokens_trained", 0.0)) for row in told]
     n = sum(weight for _, weight in weighed)
     return {
         "mean": sum(value * weight for value, weight in weighed) / n if n else 0.0,
         "max": max((row.get("logprob_gap_max", 0.0) for row in steps), default=0.0),
     }
+
+
+def _successes(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What was learned from, where that is successes alone."""
+    told = [row for row in steps if "successes" in row]
+    if not told:
+        return {}
+    sums = {key: sum(int(row[key]) for row in told) for key in ("successes", "distinct_successes")}
+    return {"learned_from": sums}
 
 
 def per_success(summary: Mapping[str, Any]) -> dict[str, float | None]:
@@ -138,7 +149,7 @@ def fit_text(report: Mapping[str, Any]) -> str:
         f"- policy: {report['model']['base']}, {report['model']['parameters']:,} parameters"
         f"{_trained(report['model'])}, "
         f"in place of {report['model']['replaces']}",
-        f"- {report['steps']} steps of {report['algorithm']} by the {report['trainer']} trainer "
+        f"- {report['steps']} steps of {_algorithm(report)} by the {report['trainer']} trainer "
         f"on the {report['engine']} engine, "
         f"seed {report['seed']}, {report['tasks']['train']} training tasks{_in_lives(report['lives'])}",
         f"- tokens sampled {tokens['sampled']:,} = trained {tokens['trained']:,} + frozen {tokens['frozen']:,} "
@@ -250,6 +261,14 @@ def _trained(model: Mapping[str, Any]) -> str:
     if model.get("adapter") is None:
         return ""
     return f" ({model['trained_parameters']:,} of a LoRA adapter of rank {model['adapter']['rank']} trained)"
+
+
+def _algorithm(report: Mapping[str, Any]) -> str:
+    """Its name, and of supervised fine-tuning on how much."""
+    if "learned_from" not in report:
+        return str(report["algorithm"])
+    n, distinct = (report["learned_from"][key] for key in ("successes", "distinct_successes"))
+    return f"supervised fine-tuning on {n:,} verified successes of the base ({distinct:,} without copies of a sibling)"
 
 
 def _row(label: str, before: Any, after: Any) -> str:

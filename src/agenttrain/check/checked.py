@@ -23,6 +23,7 @@ from agenttrain.prepare import provenance
 from agenttrain.records import RolloutResult
 from agenttrain.reward.status import may_train
 from agenttrain.run_folder import RunFolder
+from agenttrain.trainer.algorithms import chosen
 
 N_TASKS, N_SIBLINGS = 4, 4
 
@@ -143,7 +144,10 @@ def _findings(prepared: Prepared, trial: Trial | None) -> tuple[Finding, ...]:
         happened += tampering_findings(trial.results)
         if prepared.verifiers:
             begun = [result for result in trial.results if not never_began(result)]
-            happened += reward_findings(begun, ", ".join(prepared.verifiers), renderer=prepared.job.renderer)
+            learns_from = chosen(prepared.job.config.trainer).learns_from
+            happened += reward_findings(
+                begun, ", ".join(prepared.verifiers), renderer=prepared.job.renderer, learns_from=learns_from
+            )
         codes = {finding.code for finding in happened if finding.severity == "error"}
         found = [each for each in found if each.severity == "error" or each.code not in codes] + happened
     told = {(finding.code, finding.where) for finding in found if finding.severity == "error"}

@@ -190,6 +190,12 @@ CODES: Mapping[str, Code] = MappingProxyType(
             "equal rewards within each group: none of them teaches",
             "a finer reward, harder or easier tasks, a higher sampling.temperature; --siblings looks at more",
         ),
+        "no_success": _code(
+            "warning",
+            "no rollout is a success, and the trainer sft learns from successes alone",
+            "if this answer is right, mend the verifier. Else easier tasks or a better starting model; --n-tasks and "
+            "--siblings look at more",
+        ),
         "environment_failures": _code(
             "error from half of the rollouts on; else warning",
             "rollouts that ended on an exception, a time limit or an engine without an answer",

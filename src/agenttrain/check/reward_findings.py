@@ -13,6 +13,7 @@ from agenttrain.check.finding import Finding, counted, error, warning
 from agenttrain.protocols import Renderer
 from agenttrain.records import Reward, RolloutResult
 from agenttrain.reward.status import may_train
+from agenttrain.trainer.algorithms import LearnsFrom
 
 MOST_SIGNS = 200
 """Of a reference or an answer that is shown."""
@@ -29,34 +30,47 @@ class Spread:
     success: float
     """Share of these."""
     groups: int
-    """Groups with two such rollouts or more."""
+    """Groups with two such rollouts or more; with one, where successes teach."""
     groups_that_teach: int
-    """Those whose rewards differ."""
+    """Those whose rewards differ, or that hold a success."""
 
 
-def spread_of(results: Sequence[RolloutResult]) -> Spread | None:
-    """None: no rollout has a reward."""
+def spread_of(results: Sequence[RolloutResult], *, learns_from: LearnsFrom = "differences") -> Spread | None:
+    """None: no rollout has a reward.
+
+    Args:
+        learns_from: what makes a group teach.
+    """
     rewarded = _rewarded(results)
     if not rewarded:
         return None
     scores = [reward.score for _, reward in rewarded]
     groups = _groups(rewarded)
+    solved = {result.rollout.task_id for result, _ in rewarded if result.rollout.success}
+    compares = learns_from == "differences"
     return Spread(
         n=len(rewarded),
         mean=fmean(scores),
         std=pstdev(scores),
         success=fmean(result.rollout.success for result, _ in rewarded),
-        groups=len(groups),
-        groups_that_teach=sum(_differ(rewards) for rewards in groups),
+        groups=len(groups) if compares else len({result.rollout.task_id for result, _ in rewarded}),
+        groups_that_teach=sum(_differ(rewards) for rewards in groups) if compares else len(solved),
     )
 
 
-def reward_findings(results: Sequence[RolloutResult], where: str, *, renderer: Renderer | None) -> list[Finding]:
+def reward_findings(
+    results: Sequence[RolloutResult],
+    where: str,
+    *,
+    renderer: Renderer | None,
+    learns_from: LearnsFrom = "differences",
+) -> list[Finding]:
     """What is wrong with the rewards; nothing where most rollouts have none, which other findings tell.
 
     Args:
         where: the names of the verifiers.
         renderer: reads an answer that is shown. None: none is.
+        learns_from: what makes a group teach.
     """
     rewarded, spread = _rewarded(results), spread_of(results)
     if spread is None or 2 * spread.n < len(results):
@@ -64,6 +78,9 @@ def reward_findings(results: Sequence[RolloutResult], where: str, *, renderer: R
     if all(reward.score == reward.unfinished and reward.credit is None for _, reward in rewarded):
         text = f"{_all(spread.n)} of this check got 0 from the verifiers."
         return [error("all_zero_rewards", where, text + _closed(rewarded) + _example(rewarded, renderer))]
+    if learns_from == "successes":
+        text = f"None of {counted(spread.n, 'rollout')} of this check is a success." + _example(rewarded, renderer)
+        return [] if spread.success else [warning("no_success", where, text)]
     return [*_outcome_findings(rewarded, renderer), *_spread_findings(spread, rewarded, where)]
 
 

@@ -16,6 +16,7 @@ from agenttrain.forecast import as_dict, size
 from agenttrain.graph.shape import GraphShape
 from agenttrain.records import Isolation, RolloutResult
 from agenttrain.tasks import smallest_effect
+from agenttrain.trainer.algorithms import chosen
 
 UPDATE_SHARE = 0.6
 """Seconds of updates for a second of the rollouts they train on; measured 0.4 to 0.9 on the order desk."""
@@ -87,7 +88,8 @@ class Verdict:
 def verdict_of(prepared: Prepared, trial: Trial | None, findings: Sequence[Finding]) -> Verdict:
     """The word on what was found."""
     job = prepared.job
-    spread = spread_of(trial.results) if trial is not None and prepared.verifiers else None
+    learns_from = chosen(job.config.trainer).learns_from
+    spread = spread_of(trial.results, learns_from=learns_from) if trial is not None and prepared.verifiers else None
     errors = tuple(dict.fromkeys(finding.code for finding in findings if finding.severity == "error"))
     return Verdict(
         ready=not errors and trial is not None,

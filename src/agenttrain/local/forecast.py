@@ -36,6 +36,7 @@ from agenttrain.local.adapter import adapted_layers, linear_layers, wants_adapte
 from agenttrain.local.engine import default_kv_bytes
 from agenttrain.memory import available_bytes, resident_bytes
 from agenttrain.protocols import Forecast, ForecastContext, MemoryPart
+from agenttrain.trainer.algorithms import chosen
 
 FLOAT = 4
 ACTIVATIONS = 2.5
@@ -188,7 +189,7 @@ def _part(process: str, name: str, memory: str, n_bytes: int) -> MemoryPart:
 
 def _n_critic(shape: Shape, config: Config) -> int:
     """Numbers of the value head."""
-    return shape.n_hidden * (shape.n_hidden + 2) if config.trainer.algorithm == "ppo" else 0
+    return shape.n_hidden * (shape.n_hidden + 2) if chosen(config.trainer).critic is not None else 0
 
 
 def _free(on_gpu: bool) -> dict[str, int]:

@@ -30,6 +30,7 @@ from agenttrain.trainer.loss import (
     clipped_loss,
     importance_weights,
     k3,
+    likelihood_loss,
     rollout_ratio,
     token_ratio,
     value_loss,
@@ -73,8 +74,9 @@ class Training:
 
     loss: float
     grad_norm: float
-    gap_mean: float
-    gap_max: float
+    gap_mean: float | None
+    """None: the weights that the step began with sampled no token of it."""
+    gap_max: float | None
     clip_fraction: float
     nll: float
     n_tokens: int
@@ -111,6 +113,11 @@ class Learner:
             betas=(self._settings.beta1, self._settings.beta2),
             weight_decay=self._settings.weight_decay,
         )
+
+    @property
+    def _is_likelihood(self) -> bool:
+        """Log probabilities of the updates are without a temperature then, and are none to hold against sampling."""
+        return self.algorithm.ratio == "none"
 
     # ── before the updates ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -178,12 +185,14 @@ class Learner:
         unreplayed: Gap | None = None
         for epoch in range(self._settings.epochs):
             parts = self._parts(kept, step, epoch, weight_version)
+            n_told = 0 if self._is_likelihood else 1
             if epoch == 0:  # the first part's own passes see the weights that sampled it; the others are read before
-                gaps = [gap for part in parts[1:] for gap in self._passes.each(self._gap, part)]
+                unread = [batch for part in parts[n_told:] for batch in part if batch.fresh.any()]
+                gaps = list(self._passes.each(self._gap, unread))
                 unreplayed = self._unreplayed_gap(parts)
             for n, part in enumerate(parts):
                 done, norm = self._update(part, step)
-                gaps += [each.gap for each in done] if epoch == n == 0 else []
+                gaps += [each.gap for each in done] if epoch == 0 and n < n_told else []
                 losses.append(sum(each.loss for each in done))
                 norms.append(norm)
                 passes += done
@@ -246,7 +255,9 @@ class Learner:
 
     def _differentiated(self, batch: MicroBatch, mean_log_ratios: Mapping[str, float]) -> PassResult:
         batch = batch.to(self._passes.device)
-        logprobs = self._passes.log_probabilities(batch)
+        if self._is_likelihood:
+            batch = replace(batch, experts=None)  # those of the base, which the weights of now may not choose
+        logprobs = self._passes.log_probabilities(batch, temperature=1.0 if self._is_likelihood else None)
         policy = self._policy_loss(batch, logprobs, mean_log_ratios)
         value = self._value_loss(batch)
         grads = torch.autograd.grad(
@@ -268,6 +279,8 @@ class Learner:
     def _policy_loss(
         self, batch: MicroBatch, logprobs: torch.Tensor, mean_log_ratios: Mapping[str, float]
     ) -> PolicyLoss:
+        if self._is_likelihood:
+            return likelihood_loss(logprobs, weights=batch.weights)
         if self.algorithm.ratio == "rollout":
             means = torch.tensor([mean_log_ratios[rollout_id] for rollout_id, _ in batch.places])
             each = means.repeat_interleave(torch.tensor(batch.n_trained)).to(logprobs.device)
@@ -373,8 +386,8 @@ def _training(
     return Training(
         loss=sum(losses) / len(losses),
         grad_norm=sum(norms) / len(norms),
-        gap_mean=sum(gap.total for gap in gaps) / max(1, n_fresh),
-        gap_max=max(gap.largest for gap in gaps),
+        gap_mean=sum(gap.total for gap in gaps) / n_fresh if n_fresh else None,
+        gap_max=max(gap.largest for gap in gaps) if n_fresh else None,
         clip_fraction=sum(each.n_clipped for each in passes) / n_seen,
         nll=sum(each.nll_sum for each in passes) / n_seen,
         n_tokens=n_seen // n_epochs,

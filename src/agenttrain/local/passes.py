@@ -84,8 +84,13 @@ class Passes:
         for start in range(0, len(batches), self.n_workers):
             yield from self._workers.map(function, batches[start : start + self.n_workers])
 
-    def log_probabilities(self, batch: MicroBatch, logits: policy.Logits | None = None) -> torch.Tensor:
-        """[N] of the trained tokens, at the temperature of sampling; by the learnable itself, or another model.
+    def log_probabilities(
+        self, batch: MicroBatch, logits: policy.Logits | None = None, *, temperature: float | None = None
+    ) -> torch.Tensor:
+        """[N] of the trained tokens; by the learnable itself, or another model.
+
+        Args:
+            temperature: None: that of sampling.
 
         Another model (a reference) routes by itself: the experts that were told are a choice of this one.
 
@@ -97,7 +102,8 @@ class Passes:
         else:
             with self._routed(batch.experts if logits is None else None):
                 picked = (logits or self._logits).at(batch.flat, batch.input_ids, use_cache=False)
-        return -torch.nn.functional.cross_entropy(picked / self._temperature, batch.targets, reduction="none")
+        scaled = picked / (temperature or self._temperature)
+        return -torch.nn.functional.cross_entropy(scaled, batch.targets, reduction="none")
 
     def _routed(self, experts: torch.Tensor | None) -> AbstractContextManager[None]:
         return nullcontext() if self._replay is None else self._replay.of(experts)

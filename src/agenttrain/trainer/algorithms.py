@@ -1,11 +1,13 @@
 """A name in `trainer.algorithm` to what it stands for: which advantage, ratio, mean and bounds, and whether a critic.
 
-What a user sets explicitly wins over the declaration; combinations that can't be right are refused. Knows no
-mathematics: `advantage`, `credit` and `loss` do that, and each algorithm's example is worked by their functions.
+A trainer may have an algorithm of its own, which `trainer.algorithm` can't name. What a user sets explicitly wins over
+the declaration; combinations that can't be right are refused. Knows no mathematics: `advantage`, `credit` and `loss` do
+that, and each algorithm's example is worked by their functions.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -17,11 +19,14 @@ if TYPE_CHECKING:
     from agenttrain.config import Config, TrainerTable
     from agenttrain.trainer.loss import LossMean
 
-Ratio = Literal["token", "rollout"]
+Ratio = Literal["token", "rollout", "none"]
+LearnsFrom = Literal["differences", "successes"]
 OVERRIDES = ("advantage", "loss", "clip_low", "clip_high")
 """Keys of `trainer` that stand over an algorithm's own."""
 OF_CRITICS = ("discount", "gae_lambda", "value_learning_rate", "value_clip", "critic_warmup_steps")
 """Keys of `trainer` that only an algorithm with a critic reads."""
+OF_POLICY_GRADIENTS = ("advantage", "clip_low", "clip_high", "importance_cap", "kl_coefficient", *OF_CRITICS)
+"""Keys of `trainer` that say how rewards move a policy; plain likelihood reads none of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,15 +48,21 @@ class Critic:
 class Algorithm:
     """What one way of training is made of."""
 
-    advantage: str
-    """Name of an advantage estimator."""
+    advantage: str | None
+    """Name of an advantage estimator. None: what is trained is not compared."""
     ratio: Ratio
-    """What is clipped: each token's probability ratio, or the geometric mean of a rollout's."""
+    """What is clipped: each token's probability ratio, or the geometric mean of a rollout's. "none": nothing is, the
+    loss is the negative log likelihood."""
     loss: LossMean
     clip_low: float
     clip_high: float
     critic: Critic | None = None
     """None: the siblings of a rollout are its baseline."""
+
+    @property
+    def learns_from(self) -> LearnsFrom:
+        """What it takes for a group to teach: that its rewards differ, or a success."""
+        return "successes" if self.ratio == "none" else "differences"
 
 
 GRPO = Algorithm(advantage="group", ratio="token", loss="token-mean", clip_low=0.2, clip_high=0.28)
@@ -94,9 +105,20 @@ Source: arXiv:1707.06347, equations 7 and 9, with advantages of arXiv:1506.02438
 Example: one rollout of two tokens, reward 1, values [0.4, 0.6], discount 1, lambda 0.5: errors [0.2, 0.4],
 advantages [0.2 + 0.5 × 0.4, 0.4] = [0.4, 0.4], returns [0.8, 1.0].
 """
+SFT = Algorithm(advantage=None, ratio="none", loss="token-mean", clip_low=math.inf, clip_high=math.inf)
+"""The likelihood of rollouts that succeeded, each task's together weighing as much as any other's.
+
+Source: rejection sampling fine-tuning, arXiv:2308.01825, section 3.3; a bound on what easy tasks weigh as in
+arXiv:2312.06585, section 5.
+
+Example: two successes of task a, of one token each, probabilities 1/2 and 1/4; one of task b, one token, 1/8:
+(log 2 / 2 + log 4 / 2 + log 8) / 2 = 2.25 log 2 = 1.5596.
+"""
 ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
     {"grpo": GRPO, "dr_grpo": DR_GRPO, "rloo": RLOO, "gspo": GSPO, "ppo": PPO}
 )
+OF_TRAINERS: Mapping[str, Algorithm] = MappingProxyType({"sft": SFT})
+"""By `trainer.name`: those that stand in the place of `trainer.algorithm`'s."""
 
 
 def chosen(settings: TrainerTable) -> Algorithm:
@@ -105,13 +127,18 @@ def chosen(settings: TrainerTable) -> Algorithm:
     Raises:
         ConfigError: a combination that can't be right.
     """
-    algorithm = ALGORITHMS[settings.algorithm]
+    algorithm = OF_TRAINERS.get(settings.name) or ALGORITHMS[settings.algorithm]
     _check(settings, algorithm)
     explicit = {key: value for key in OVERRIDES if (value := getattr(settings, key)) is not None}
     if algorithm.critic is not None:
         own = {key: value for key in OF_CRITICS if (value := getattr(settings, key)) is not None}
         explicit["critic"] = replace(algorithm.critic, **own)
     return replace(algorithm, **explicit)
+
+
+def algorithm_name(settings: TrainerTable) -> str:
+    """What a report calls it: the trainer's name where its algorithm is its own."""
+    return settings.name if settings.name in OF_TRAINERS else settings.algorithm
 
 
 def with_algorithm(config: Config) -> Config:
@@ -121,7 +148,8 @@ def with_algorithm(config: Config) -> Config:
         ConfigError: a combination that can't be right.
     """
     algorithm = chosen(config.trainer)
-    decided = {key: getattr(algorithm, key) for key in OVERRIDES}
+    keys = ("loss",) if algorithm.ratio == "none" else OVERRIDES
+    decided = {key: getattr(algorithm, key) for key in keys}
     if algorithm.critic is not None:
         decided |= {key: getattr(algorithm.critic, key) for key in OF_CRITICS}
     return config.model_copy(update={"trainer": config.trainer.model_copy(update=decided)})
@@ -129,6 +157,9 @@ def with_algorithm(config: Config) -> Config:
 
 def _check(settings: TrainerTable, algorithm: Algorithm) -> None:
     name = settings.algorithm
+    if algorithm.ratio == "none":
+        _check_likelihood(settings)
+        return
     if algorithm.critic is not None and settings.advantage not in (None, algorithm.advantage):
         raise ConfigError(
             f"trainer.algorithm is {name!r}, whose advantages come from a critic, and trainer.advantage is "
@@ -146,4 +177,14 @@ def _check(settings: TrainerTable, algorithm: Algorithm) -> None:
             raise ConfigError(
                 f"trainer.group_size is {settings.group_size}, and trainer.algorithm {name!r} compares the rollouts of "
                 'a group. Set it to 2 or more, or trainer.algorithm = "ppo".'
+            )
+
+
+def _check_likelihood(settings: TrainerTable) -> None:
+    for key in OF_POLICY_GRADIENTS:
+        if value := getattr(settings, key):
+            raise ConfigError(
+                f"trainer.{key} is {value!r}, and trainer.name {settings.name!r} would not read it: its loss is the "
+                "negative log likelihood of successes, without advantages, ratios or a reference. Leave it out, or "
+                "write it in [local.trainer], which the local trainer alone reads."
             )

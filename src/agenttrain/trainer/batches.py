@@ -60,6 +60,8 @@ class Lesson:
     """[samples][n] each trained token's own. Empty: no turn was credited, and all have that of the rollout."""
     measured: tuple[Measured, ...] = ()
     """One per sample with trained tokens. Empty: nothing was measured."""
+    share: float = 1.0
+    """How many rollouts it counts as in the loss, above 0."""
 
     @property
     def rollout_id(self) -> str:
@@ -198,7 +200,7 @@ def lessons(
     dropped: dict[str, str] = {}
     n_equal = n_trained = 0
     for task_id, group in by_task.items():
-        dropped.update({r.rollout.id: _why_unusable(r) for r in group if not usable(r)})
+        dropped.update({r.rollout.id: why_unusable(r) for r in group if not usable(r)})
         able = [result for result in group if usable(result)]
         if compares and len(able) < 2:
             dropped.update({r.rollout.id: TOO_FEW for r in able})
@@ -269,7 +271,8 @@ def _scores(
     return scores
 
 
-def _why_unusable(result: RolloutResult) -> str:
+def why_unusable(result: RolloutResult) -> str:
+    """Why a rollout can't be trained, in words that many share."""
     rollout = result.rollout
     if rollout.reward is None:
         return f"status {rollout.status}: {rollout.cause}" if rollout.cause else f"status {rollout.status}"
@@ -327,6 +330,7 @@ def micro_batches(
         [lesson.rollout_id for lesson, *_ in flat],
         mean=mean,
         constant=constant,
+        shares={lesson.rollout_id: lesson.share for lesson in part},
     )
     rows = [
         _Row(lesson=lesson, place=n, sample=sample, measured=measured, weight=weight)

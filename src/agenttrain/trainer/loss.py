@@ -6,7 +6,8 @@ gradient. Beside the policy's loss: what a critic's values are held to, and how 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,7 +29,12 @@ class PolicyLoss:
 
 
 def token_weights(
-    n_trained: Sequence[int], rollout_ids: Sequence[str], *, mean: LossMean = "token-mean", constant: int = 1
+    n_trained: Sequence[int],
+    rollout_ids: Sequence[str],
+    *,
+    mean: LossMean = "token-mean",
+    constant: int = 1,
+    shares: Mapping[str, float] | None = None,
 ) -> list[float]:
     """What each trained token of each trajectory weighs in one update.
 
@@ -38,6 +44,7 @@ def token_weights(
         mean: "token-mean": 1 / all tokens. "rollout-mean": 1 / (rollouts × tokens of this rollout). "constant":
             1 / (rollouts × constant).
         constant: tokens that a rollout may have; read by "constant" alone.
+        shares: rollout id to how many rollouts it counts as, above 0. None: each as one.
 
     Returns:
         [S] weights of one token; those of all tokens sum to 1, but for "constant". A rollout without trained tokens is
@@ -47,20 +54,21 @@ def token_weights(
         SampleError: no token is trained.
 
     Example: n_trained [2, 1, 1], rollout_ids [a, a, b]: token-mean [1/4, 1/4, 1/4], rollout-mean [1/6, 1/6, 1/2],
-    constant 5: [1/10, 1/10, 1/10].
+    constant 5: [1/10, 1/10, 1/10]; token-mean where a counts as half a rollout: [1/5, 1/5, 2/5].
     """
     by_rollout: dict[str, int] = {}
     for n, rollout_id in zip(n_trained, rollout_ids, strict=True):
         by_rollout[rollout_id] = by_rollout.get(rollout_id, 0) + n
-    total = sum(by_rollout.values())
-    if total == 0:
+    if not any(by_rollout.values()):
         raise SampleError(f"None of {len(n_trained)} trajectories has a trained token. Drop such updates before.")
-    n_rollouts = sum(n > 0 for n in by_rollout.values())
+    share = {rollout_id: (shares or {}).get(rollout_id, 1.0) for rollout_id in by_rollout}
     if mean == "token-mean":
-        return [1.0 / total] * len(n_trained)
+        total = math.fsum(share[i] * n for i, n in by_rollout.items())
+        return [share[i] / total for i in rollout_ids]
+    n_rollouts = math.fsum(share[i] for i, n in by_rollout.items() if n)
     if mean == "constant":
-        return [1.0 / (n_rollouts * constant)] * len(n_trained)
-    return [1.0 / (n_rollouts * by_rollout[i]) if by_rollout[i] else 0.0 for i in rollout_ids]
+        return [share[i] / (n_rollouts * constant) for i in rollout_ids]
+    return [share[i] / (n_rollouts * by_rollout[i]) if by_rollout[i] else 0.0 for i in rollout_ids]
 
 
 def token_ratio(logprobs: torch.Tensor, old_logprobs: torch.Tensor) -> torch.Tensor:
@@ -109,6 +117,18 @@ def clipped_loss(
     held = ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
     n_clipped = int((held < free).sum())
     return PolicyLoss(loss=-(torch.minimum(free, held) * weights).sum(), n_clipped=n_clipped)
+
+
+def likelihood_loss(logprobs: torch.Tensor, *, weights: torch.Tensor) -> PolicyLoss:
+    """The negative log likelihood, weighted; nothing is clipped.
+
+    Args:
+        logprobs: [N] of the trained tokens, without a temperature; carries the gradient.
+        weights: [N] from `token_weights`.
+
+    Example: probabilities 1/2 and 1/8, weights 1/2 each: 2 log 2 = 1.3863.
+    """
+    return PolicyLoss(loss=-(logprobs * weights).sum(), n_clipped=0)
 
 
 def importance_weights(trainer_logprobs: torch.Tensor, engine_logprobs: torch.Tensor, cap: float) -> torch.Tensor:
