@@ -20,6 +20,7 @@ from agenttrain.commands.cases import cases_app
 from agenttrain.commands.check import check_command
 from agenttrain.commands.doctor import doctor_command
 from agenttrain.commands.eval import eval_command
+from agenttrain.commands.export import export_command
 from agenttrain.commands.fit import fit_command
 from agenttrain.commands.inspect import inspect_command
 from agenttrain.commands.plugins import plugins_command
@@ -44,6 +45,7 @@ app.command("check", short_help="Try a graph before it is trained.")(check_comma
 app.command("fit", short_help="Measure a baseline, train, measure again.")(fit_command)
 app.command("eval", short_help="Roll out tasks once more, and report.")(eval_command)
 app.command("inspect", short_help="Look at a run's rollouts, token by token.")(inspect_command)
+app.command("export", short_help="A policy as a Hugging Face folder, with proof of its answers.")(export_command)
 app.add_typer(cases_app, name="cases", short_help="The regression set: add, list, remove.")
 app.command("serve", short_help="An OpenAI-compatible address over a policy.")(serve_command)
 app.command("plugins", short_help="List plugins, and why some were left out.")(plugins_command)
