@@ -1,6 +1,6 @@
-"""The graph as its user runs it: every call is answered by the user's own models, nothing by a policy.
+"""No policy answers: the user's own models do, as the user runs the graph, or a chat model in the policy's place.
 
-What stands in the policy's places then; each refuses loudly what must not happen.
+What stands where a policy's engine, renderer and roles do; each refuses loudly what must not happen.
 """
 
 from __future__ import annotations
@@ -9,17 +9,32 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from agenttrain.errors import EngineError
+from agenttrain.errors import EngineError, RoleError
 from agenttrain.graph.roles import RoleBook
-from agenttrain.protocols import Parsed
+from agenttrain.protocols import InPlace, Parsed
 from agenttrain.records import CallSite, Generation, Ids, Role, Sampling
+
+AS_IS = InPlace(name="as-is")
+"""Each call's own model answers."""
+REASON = "as-is: the user's own models answer"
 
 
 class AsIsRoles(RoleBook):
-    """A role book in which every call is answered by the user's own model."""
+    """A role book that tells which calls the policy would have got, and refuses nothing."""
 
     def role(self, site: CallSite) -> tuple[Role, str]:
-        return "auxiliary", "as-is: the user's own models answer"
+        try:
+            role, reason = super().role(site)
+        except RoleError:  # a second model, of which nothing is declared: its own answers here too
+            return "trained", REASON
+        return (role, reason) if role == "auxiliary" else (role, REASON)
+
+    @property
+    def refused(self) -> RoleError | None:
+        return None
+
+    def unmatched(self) -> list[str]:
+        return []
 
 
 class NoEngine:
@@ -30,13 +45,13 @@ class NoEngine:
     weight_version = 0
 
     def generate(self, prompt_ids: Ids, sampling: Sampling, *, session: str) -> Future[Generation]:
-        raise EngineError("An as-is rollout asked the policy. Its calls are answered by the user's own models.")
+        raise EngineError("A rollout without a policy asked it. Its calls are answered by other models.")
 
     def release(self, session: str) -> None:
         """Nothing is held."""
 
     def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
-        raise EngineError("An as-is rollout has no weights to update.")
+        raise EngineError("A rollout without a policy has no weights to update.")
 
     def stats(self) -> Mapping[str, float]:
         return {}
@@ -52,7 +67,7 @@ class NoRenderer:
     stop_ids: Ids = ()
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> Ids:
-        raise EngineError("An as-is rollout has no tokenizer.")
+        raise EngineError("A rollout without a policy has no tokenizer.")
 
     def extend(
         self,
@@ -64,7 +79,7 @@ class NoRenderer:
         return None
 
     def parse(self, response_ids: Ids, tools: Sequence[Mapping[str, Any]], prompt_ids: Ids = ()) -> Parsed:
-        raise EngineError("An as-is rollout has no tokenizer.")
+        raise EngineError("A rollout without a policy has no tokenizer.")
 
     def decode(self, ids: Sequence[int]) -> str:
         return ""

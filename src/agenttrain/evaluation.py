@@ -46,7 +46,7 @@ class Watcher(Protocol):
 
 
 def evaluate(job: Job, run: RunFolder, *, watcher: Watcher) -> dict[str, Any]:
-    """Roll out the job's tasks once more and report: at the job's model, or as-is when it has none."""
+    """Roll out the job's tasks once more and report: at the job's policy, or with what answers in its place."""
     started = time.perf_counter()
     config = job.config
     run.write_config(config.model_dump(), {**provenance(job), **answered_by(job)})
@@ -67,8 +67,8 @@ def evaluate(job: Job, run: RunFolder, *, watcher: Watcher) -> dict[str, Any]:
         rollouts, verifiers = [result.rollout for result in results], declared_verifiers(job)
         summary = summarize(rollouts, job.held_out, config.eval.repeats, temperature=temperature, verifiers=verifiers)
         summary["reward_parts"] = reward_parts(verifiers, last_attempts(rollouts))[0]
-        if engine is None:
-            summary |= dict.fromkeys(("tool_calls", "invalid_tool_calls", "tokens"))  # the user's models don't tell us
+        if not all(rollout.tokens_told for rollout in last_attempts(rollouts)):
+            summary["tokens"] = None
         watcher.ended("eval", summary)
         refuse_without_reward(results, "evaluation", "nothing was measured")
         refuse_unmatched(runner)
@@ -92,9 +92,18 @@ def evaluate(job: Job, run: RunFolder, *, watcher: Watcher) -> dict[str, Any]:
 
 def answered_by(job: Job) -> dict[str, str]:
     """Who answers the trained calls of an evaluation, for its provenance: as `promotion.measures.Evaluation` has it."""
-    if job.model is None:
-        return {"answered_by": "own models", "policy": "as-is"}
-    return {"answered_by": "policy", "policy": str(job.model)}
+    return {"answered_by": _kind(job), "policy": _answers(job)}
+
+
+def _kind(job: Job) -> str:
+    if job.in_place is None:
+        return "policy"
+    return "own models" if job.in_place.model is None else "chat model"
+
+
+def _answers(job: Job) -> str:
+    """The policy's folder, or the name of what answers in its place."""
+    return str(job.model) if job.in_place is None else job.in_place.name
 
 
 def _facts(job: Job, run: RunFolder, engine: Engine | None) -> RunFacts:
@@ -103,9 +112,9 @@ def _facts(job: Job, run: RunFolder, engine: Engine | None) -> RunFacts:
         run_id=run.id,
         graph=job.loaded.name,
         trainer="none",
-        engine=engine.name if engine is not None else "as-is",
+        engine=engine.name if engine is not None else "as-is" if _kind(job) == "own models" else _kind(job),
         seed=job.config.seed,
-        base=str(job.model) if job.model is not None else "as-is",
+        base=_answers(job),
         n_parameters=n_parameters(job.model) if job.model is not None else 0,
         replaces=replaced_model(view),
         n_train=len(job.train),
@@ -187,7 +196,8 @@ def opened(
                 renderer=job.renderer,
                 store=store,
                 plugins=job.plugins,
-                model_name=job.model.name if job.model is not None else "as-is",
+                model_name=job.model.name if job.model is not None else _answers(job),
+                in_place=job.in_place,
                 run_id=run.id,
             )
         )

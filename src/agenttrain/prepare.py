@@ -11,13 +11,14 @@ import hashlib
 import json
 import math
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from agenttrain.as_is import AS_IS
 from agenttrain.capture.render import open_renderer
 from agenttrain.config import Config, anchored, environment, find_file, read_file, resolve
 from agenttrain.errors import ConfigError, ModelError, TaskError
@@ -30,7 +31,7 @@ from agenttrain.graph.runnable import RunnableGraph
 from agenttrain.graph.tools import check_declared, runs_itself, tools_of, undeclared_tools
 from agenttrain.graph.world import check_setup
 from agenttrain.plugins import Plugins
-from agenttrain.protocols import EngineContext, Renderer, TrainerCheckContext
+from agenttrain.protocols import EngineContext, InPlace, Renderer, TrainerCheckContext
 from agenttrain.records import CallSite, Task
 from agenttrain.reward.score import check_seconds, check_verifiers
 from agenttrain.rollout import sandbox_maker
@@ -64,8 +65,10 @@ class Job:
     held_out: tuple[Task, ...]
     """Those that are evaluated: the first eval.tasks of the held-out split."""
     model: Path | None
-    """Folder of the policy. None: the user's own models answer."""
+    """Folder of the policy. None: other models answer."""
     renderer: Renderer | None
+    in_place: InPlace | None = None
+    """What answers in the policy's place. None: the policy does."""
     notes: tuple[str, ...] = ()
     """What a user should know before it starts, such as too few held-out tasks."""
 
@@ -87,7 +90,7 @@ def prepare(
     flags: Mapping[str, Any],
     saved: Mapping[str, Any] | None = None,
     evaluated_run: Mapping[str, Any] | None = None,
-    needs_policy: bool = True,
+    in_place: Callable[[Config], InPlace] | None = None,
     task_file: Path | None = None,
     split: str | None = None,
     extra_plugins: Mapping[str, Any] | None = None,
@@ -100,6 +103,7 @@ def prepare(
         saved: the tables of a run that goes on; they stand in for decorator and file, and what its baseline was
             measured by can't change.
         evaluated_run: the tables of a run whose policy is evaluated; they stand in for decorator and file.
+        in_place: makes what answers in the policy's place, of the resolved configuration. None: the policy answers.
         task_file: tasks instead of the configured ones; all of them are evaluated unless `split` is given.
         extra_plugins: plugins that are no installed distribution, by name.
 
@@ -112,7 +116,7 @@ def prepare(
     noted = loaded.trainable
     with loaded.open() as graph:
         input_schema, context_schema = graph.input_schema() or {}, graph.context_schema()
-        nodes = _check_roles(graph, noted) if needs_policy else ()
+        nodes = _check_roles(graph, noted) if in_place is not as_is else ()
         declared = _check_tools(graph, noted) if noted is not None and noted.tools else ()
     _check_functions(noted, target, verifier_seconds=config.limits.verifier_seconds)
     file = task_file or _task_file(config, noted, target)
@@ -130,7 +134,8 @@ def prepare(
         )
     of_sandbox = _check_sandbox(sandbox_maker(config, loaded, plugins), evaluated[0])
     warnings = check_against_schema((*train, *evaluated), input_schema, context_schema)
-    model = model_folder(config) if needs_policy else None
+    other = in_place(config) if in_place is not None else None
+    model = model_folder(config) if other is None else None
     renderer = _renderer(config, model) if model is not None else None
     of_engine = plugins.check_engine(EngineContext(config=config, model=str(model))) if model is not None else ()
     return Job(
@@ -141,6 +146,7 @@ def prepare(
         held_out=evaluated,
         model=model,
         renderer=renderer,
+        in_place=other,
         notes=(*loaded.notes, *nodes, *declared, *warnings, *of_sandbox, *_notes(evaluated, renderer), *of_engine),
     )
 
@@ -324,6 +330,11 @@ def decorator_tables(noted: Trainable) -> dict[str, Any]:
         "tasks": noted.tasks,
         "limits": {"turns": limits.turns, "tokens": limits.tokens, "seconds": limits.seconds},
     }
+
+
+def as_is(_config: Config) -> InPlace:
+    """For `prepare`: the graph is run as its user runs it, each call is answered by its own model."""
+    return AS_IS
 
 
 def _task_file(config: Config, noted: Trainable | None, target: str) -> Path:

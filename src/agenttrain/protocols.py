@@ -17,6 +17,7 @@ from agenttrain.records import (
     Ids,
     InvalidCall,
     ModelCall,
+    OwnAnswer,
     ParsedCall,
     Reply,
     Respelling,
@@ -195,10 +196,39 @@ class Route(Protocol):
         """The same without blocking the event loop."""
 
     def auxiliary_began(self, call: ModelCall) -> str:
-        """The user's own model is about to answer; gives the turn's id."""
+        """Another model than the policy is about to answer: the user's own, or one in the policy's place.
 
-    def auxiliary_ended(self, turn_id: str, error: BaseException | None) -> None:
-        """It answered, or failed."""
+        Returns:
+            The turn's id.
+
+        Raises:
+            RolloutStop: as of `answer`, where the model stands in the policy's place.
+        """
+
+    def auxiliary_ended(self, turn_id: str, error: BaseException | None, answer: OwnAnswer | None) -> None:
+        """It answered, or failed.
+
+        Args:
+            answer: of a stream that was left or failed, what had come. None: nothing was answered.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InPlace:
+    """What answers the trained and frozen calls in the policy's place."""
+
+    name: str
+    """As people read it, such as "gpt-4o-mini at http://127.0.0.1:8000/v1"; never with a key."""
+    model: Any = None
+    """A LangChain chat model. None: each call's own, as the user runs the graph ("as-is")."""
+
+
+@runtime_checkable
+class KnowsInPlace(Protocol):
+    """What a route may offer beside `Route`: its trained and frozen calls don't go to the policy."""
+
+    in_place: InPlace | None
+    """None: they do."""
 
 
 class TurnStore(Protocol):
@@ -431,6 +461,8 @@ __all__ = [
     "ForecastContext",
     "Forecaster",
     "GoneOn",
+    "InPlace",
+    "KnowsInPlace",
     "MemoryPart",
     "OnDone",
     "Parsed",

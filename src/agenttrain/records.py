@@ -205,6 +205,20 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OwnAnswer:
+    """What a model other than the policy answered to one call, as far as it told."""
+
+    text: str = ""
+    tool_calls: tuple[ParsedCall, ...] = ()
+    invalid_tool_calls: tuple[InvalidCall, ...] = ()
+    n_prompt_tokens: int | None = None
+    """By that model's own tokenizer. None: it did not tell."""
+    n_response_tokens: int | None = None
+    """The same."""
+    stop_reason: StopReason = "stop"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """How one turn is sampled."""
 
@@ -267,6 +281,15 @@ class Turn:
     """Of the positions that the turn it extends does not cover, to the last id but one. None: not told."""
     sampling: Sampling | None = None
     """None for auxiliary turns."""
+    stands_for: Role | None = None
+    """Of an auxiliary turn in the policy's place: the role that the policy would have had. None: not in its place."""
+    said: str = ""
+    """What was answered in the policy's place: text, then each tool call as JSON on a line; at most 4,000 characters.
+    Empty where there are ids, and of other auxiliary turns."""
+    n_prompt_tokens: int | None = None
+    """Of an auxiliary turn, as its model told. None: it did not tell; or there are ids."""
+    n_response_tokens: int | None = None
+    """The same of its answer."""
     stop_reason: StopReason = "stop"
     extends: str | None = None
     """Id of the turn whose prompt and response this prompt extends. None: it began a trajectory."""
@@ -296,6 +319,8 @@ class Turn:
                 f"Turn {self.id} has {len(self.response_ids)} response_ids, {len(self.response_logprobs)} "
                 f"response_logprobs and {len(self.weight_versions)} weight_versions. All three must have one length."
             )
+        if self.role != "auxiliary" and (self.stands_for, self.n_prompt_tokens, self.n_response_tokens) != (None,) * 3:
+            raise CaptureError(f"Turn {self.id} is {self.role}, and only an auxiliary one is told of by its model.")
         experts, end = self.routed_experts, len(self.prompt_ids) + len(self.response_ids) - 1
         if experts is not None and experts.end != end:
             raise CaptureError(
@@ -313,12 +338,14 @@ class TurnView:
     node: str | None
     """None: outside of any node."""
     role: Role
+    """Of the policy; where another model answers in its place, the one that the policy would have had."""
     text: str
-    """What was sampled, tool calls as they were written, without the stop token. Empty where no ids are known."""
+    """What was sampled, tool calls as they were written, without the stop token; of another model in the policy's
+    place what it said. Empty of auxiliary calls."""
     n_tool_calls: int
     stop_reason: StopReason
     n_tokens: int = 0
-    """Sampled. 0 where no ids are known."""
+    """Sampled; of another model what it told, 0 where it didn't."""
     n_invalid_tool_calls: int = 0
     """Attempts at a call that can't be read, or that the tool's schema refuses."""
     started_at: float = 0.0
@@ -470,11 +497,12 @@ class Rollout:
     """External tool to how often its stand-in ran in its place."""
     success: bool = False
     n_turns: int = 0
-    """Policy calls, trained and frozen."""
+    """Policy calls, trained and frozen; as-is and with a chat model in its place, those that it would have got."""
     n_tool_calls: int = 0
+    """Of these calls, as all that follow."""
     n_invalid_tool_calls: int = 0
     n_sampled_ids: int = 0
-    """Ids the policy sampled, trained and frozen; where it answered nothing, tokens that other models told of."""
+    """Ids the policy sampled; tokens that another model in its place told of."""
     n_prompt_ids: int = 0
     """The same of the prompts: each call's whole prompt."""
     tokens_told: bool = True
@@ -591,7 +619,7 @@ class StepResult:
     step: int
     """From 1."""
     weight_version: int
-    """Of the weights that the step published."""
+    """Of the weights that the step made; published with it, or by a trainer that publishes once at its end."""
     metrics: Mapping[str, float]
     """Numbers of the step: reward, reward_std, groups, groups_trained, loss, grad_norm, learning_rate,
     logprob_gap_max …"""

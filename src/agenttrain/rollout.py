@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agenttrain import telemetry
-from agenttrain.as_is import AsIsRoles, NoEngine, NoRenderer
+from agenttrain.as_is import AS_IS, AsIsRoles, NoEngine, NoRenderer
 from agenttrain.capture.recorder import Recorder, RecorderLimits
 from agenttrain.config import Config, LimitsTable, environment
 from agenttrain.errors import ConfigError, GraphError, RewardError, SandboxError, WorldError
@@ -30,7 +30,7 @@ from agenttrain.graph.runnable import RunnableGraph
 from agenttrain.graph.spans import tool_spans
 from agenttrain.graph.tools import tools_of, unseen_stand_ins
 from agenttrain.plugins import Plugins
-from agenttrain.protocols import Engine, Renderer, TurnStore
+from agenttrain.protocols import Engine, InPlace, Renderer, TurnStore
 from agenttrain.records import (
     NOT_ADMITTED,
     CallSite,
@@ -74,6 +74,8 @@ class Runner:
     roles: RoleBook
     gate: Gate
     model_name: str
+    in_place: InPlace | None = None
+    """What answers in the policy's place. None: the policy does."""
     sandboxes: SandboxMaker | None = None
     """None: the graph has no sandbox."""
     run_id: str = ""
@@ -92,7 +94,7 @@ class Runner:
         """Run the graph on one task; blocks.
 
         Args:
-            engine: answers the policy's calls. None: there are none, the user's own models answer (as-is).
+            engine: answers the policy's calls. None: other models answer them.
 
         Raises:
             GraphError: a call that can't be answered (an image, a provider's own tool), or one that got past the gate.
@@ -162,17 +164,17 @@ class Runner:
             flight.recorder.stop("aborted: the run was stopped")
 
     def _take_off(self, request: RolloutRequest, engine: Engine | None, effects: Effects) -> Flight:
-        limits = self.limits
         recorder = Recorder(
             request=request,
             engine=engine or NoEngine(),
             renderer=self.renderer,
             store=self.store,
             role_of=self._role_of,
-            limits=RecorderLimits(turns=limits.turns, tokens=limits.tokens, seconds=limits.seconds),
+            limits=self._recorder_limits,
             tracer=telemetry.tracer(),
             captures_content=self.captures_content,
             model_name=self.model_name,
+            in_place=self.in_place,
             on_turn=self._observe_turn,
         )
         flight = Flight(request=request, recorder=recorder, effects=effects)
@@ -225,7 +227,7 @@ class Runner:
             last_turn_cut=last is not None and last.stop_reason == "length" and not _raised_by_itself(ended),
             ended_on_unparsable=ended.unreadable_answer or (last is not None and _is_at_fault(last, ended, recorder)),
             lost_calls=recorder.lost,
-            n_trained_turns=sum(turn.role == "trained" for turn in recorder.turns),
+            n_trained_turns=sum("trained" in (turn.role, turn.stands_for) for turn in recorder.turns),
         )
         return self._record(flight, ending, state=ended.state, span=span)
 
@@ -258,7 +260,6 @@ class Runner:
     def _reward(self, flight: Flight, status: Status, cause: str, state: Any) -> tuple[Reward | None, Status, str]:
         """The verifiers' word, and the status it may change: a broken verifier is the environment's failure."""
         request, world, turns = flight.request, flight.world, flight.recorder.turns
-        is_as_is = isinstance(self.renderer, NoRenderer)  # no turn is trained then, and a verifier credits some
         unfinished = self.config.reward.unfinished if STATUS_RULES[status].unfinished else 0.0
         try:
             with (
@@ -276,7 +277,7 @@ class Runner:
                     context=flight.context,
                     sandbox=self._settled(flight),
                     loop=world.loop if world is not None else None,
-                    turns=None if is_as_is else turns,
+                    turns=None if self.in_place is not None else turns,  # none is trained then, and some are credited
                     views=lambda: [self._view(turn) for turn in turns],
                 )
         except VerifierPolicyFailure as failure:
@@ -305,11 +306,11 @@ class Runner:
         return TurnView(
             index=turn.index,
             node=turn.site.node,
-            role=turn.role,
-            text=self.renderer.decode(said) if said else "",
+            role=turn.stands_for or turn.role,
+            text=self.renderer.decode(said) if said else turn.said,
             n_tool_calls=turn.n_tool_calls,
             stop_reason=turn.stop_reason,
-            n_tokens=len(ids),
+            n_tokens=len(ids) or turn.n_response_tokens or 0,
             n_invalid_tool_calls=turn.n_invalid_tool_calls,
             started_at=turn.started_at,
             ended_at=turn.ended_at,
@@ -326,7 +327,7 @@ class Runner:
     ) -> Rollout:
         request = flight.request
         trace_id, span_id = telemetry.ids_of(span)
-        policy_turns = [turn for turn in turns if turn.role != "auxiliary"]
+        counted = [turn for turn in turns if turn.role != "auxiliary" or turn.stands_for is not None]
         return Rollout(
             id=request.rollout_id,
             task_id=request.task.id,
@@ -343,12 +344,12 @@ class Runner:
             tools_run=flight.effects.ran if flight.effects is not None else {},
             stand_ins_run=flight.effects.stood_in if flight.effects is not None else {},
             success=reward is not None and may_succeed(status) and passes(reward),
-            n_turns=len(policy_turns) or len(turns),  # as-is: the user's own models made all of them
-            n_tool_calls=sum(turn.n_tool_calls for turn in policy_turns),
-            n_invalid_tool_calls=sum(turn.n_invalid_tool_calls for turn in policy_turns),
-            n_sampled_ids=sum(len(turn.response_ids) for turn in policy_turns),
-            n_prompt_ids=sum(len(turn.prompt_ids) for turn in policy_turns),
-            tokens_told=bool(policy_turns) or not turns,
+            n_turns=len(counted),
+            n_tool_calls=sum(turn.n_tool_calls for turn in counted),
+            n_invalid_tool_calls=sum(turn.n_invalid_tool_calls for turn in counted),
+            n_sampled_ids=sum(len(turn.response_ids) + (turn.n_response_tokens or 0) for turn in counted),
+            n_prompt_ids=sum(len(turn.prompt_ids) + (turn.n_prompt_tokens or 0) for turn in counted),
+            tokens_told=all(map(_tokens_told, counted)),
             started_at=flight.recorder.started_at,
             ended_at=flight.recorder.now(),
             trace_id=trace_id,
@@ -390,6 +391,14 @@ class Runner:
     def limits(self) -> LimitsTable:
         return self.config.limits
 
+    @property
+    def _recorder_limits(self) -> RecorderLimits:
+        """As-is, turns and tokens are the user's own models' affair, as where the graph serves."""
+        limits, is_as_is = self.limits, self.in_place is not None and self.in_place.model is None
+        if is_as_is:
+            return RecorderLimits(seconds=limits.seconds)
+        return RecorderLimits(turns=limits.turns, tokens=limits.tokens, seconds=limits.seconds)
+
 
 @contextmanager
 def open_runner(
@@ -400,17 +409,21 @@ def open_runner(
     store: TurnStore,
     plugins: Plugins,
     model_name: str,
+    in_place: InPlace | None = None,
     run_id: str = "",
 ) -> Iterator[Runner]:
     """Open the graph and put the gate in; both go when the context ends.
 
     Args:
+        renderer: None: no policy answers.
+        in_place: what answers then. None: each call's own model, as-is.
         run_id: of the run that the rollouts belong to. Empty: of none.
 
     Raises:
         GraphError: the factory raised, or the gate misses a funnel of this langchain-core.
     """
     noted = loaded.trainable
+    in_place = in_place if in_place is not None or renderer is not None else AS_IS
     with ExitStack() as stack:
         allow = noted.allow_escapes if noted is not None else False
         graph = stack.enter_context(loaded.open())
@@ -418,7 +431,7 @@ def open_runner(
         self_test()
         stack.enter_context(open_isolation())
         stack.enter_context(open_effects(noted.tools if noted is not None else {}))
-        roles = _role_book(noted, graph) if renderer is not None else AsIsRoles()
+        roles = _role_book(noted, graph, AsIsRoles if in_place is AS_IS else RoleBook)
         yield Runner(
             config=config,
             loaded=loaded,
@@ -429,6 +442,7 @@ def open_runner(
             roles=roles,
             gate=gate,
             model_name=model_name,
+            in_place=in_place,
             sandboxes=sandbox_maker(config, loaded, plugins),
             run_id=run_id,
             unseen_tools=unseen_stand_ins(noted.tools, tools_of(graph)) if noted and noted.tools else frozenset(),
@@ -491,10 +505,16 @@ def _is_at_fault(last: Turn, ended: GraphEnding, recorder: Recorder) -> bool:
     return last.parse_failed and not _raised_by_itself(ended)
 
 
-def _role_book(noted: Trainable | None, graph: RunnableGraph) -> RoleBook:
+def _tokens_told(turn: Turn) -> bool:
+    """Whether what a counted turn took is known; a call that failed took nothing."""
+    told = None not in (turn.n_prompt_tokens, turn.n_response_tokens)
+    return turn.stands_for is None or told or turn.stop_reason == "aborted"
+
+
+def _role_book(noted: Trainable | None, graph: RunnableGraph, kind: type[RoleBook]) -> RoleBook:
     if noted is None:
-        return RoleBook()
-    roles = RoleBook(train=noted.train, frozen=noted.frozen, auxiliary=noted.auxiliary)
+        return kind()
+    roles = kind(train=noted.train, frozen=noted.frozen, auxiliary=noted.auxiliary)
     if noted.frozen or noted.auxiliary:
         roles.see(nodes=nodes_of(graph), models=models_of(graph))
     return roles

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,7 +30,7 @@ from agenttrain.graph.roles import RoleBook
 from agenttrain.graph.served import served_graph
 from agenttrain.plugins import Plugins
 from agenttrain.protocols import Engine, EngineContext, Route
-from agenttrain.records import CallSite, ModelCall, Reply, Role
+from agenttrain.records import CallSite, ModelCall, OwnAnswer, Reply, Role
 from agenttrain.run_folder import find_run
 from agenttrain.trainable import Selector, trainable_of
 
@@ -81,16 +81,17 @@ def attach(graph: Any, run: str | Path, *, auxiliary: Sequence[Selector] = ()) -
     return served_graph(graph, serving.run, serving.close)
 
 
-def open_serving(run: str | Path, *, auxiliary: Sequence[Selector] = ()) -> Serving:
+def open_serving(run: str | Path, *, auxiliary: Sequence[Selector] = (), engine: str | None = None) -> Serving:
     """A trained policy for a server that is asked directly, with no graph of this process; `close()` ends it.
 
     Args:
         run: an id under runs/, the path of a run, or the folder of a policy.
+        engine: name of another engine than the run's.
 
     Raises:
         RunError: there is no such run, or it has no policy.
     """
-    serving = Serving(_policy_of(run), target=None, auxiliary=auxiliary)
+    serving = Serving(_policy_of(run, engine=engine), target=None, auxiliary=auxiliary)
     serving._hold()
     return serving
 
@@ -308,7 +309,7 @@ class _ServedRoute:
     def auxiliary_began(self, call: ModelCall) -> str:
         return ""
 
-    def auxiliary_ended(self, turn_id: str, error: BaseException | None) -> None:
+    def auxiliary_ended(self, turn_id: str, error: BaseException | None, answer: OwnAnswer | None) -> None:
         """Nothing is recorded where a policy serves."""
 
 
@@ -319,8 +320,12 @@ class _ServedRoles(RoleBook):
         """Nothing: what was seen is only told of selectors that match nothing."""
 
 
-def _policy_of(run: str | Path) -> _Policy:
+def _policy_of(run: str | Path, *, engine: str | None = None) -> _Policy:
     source = _source(str(run))
+    if engine is not None:
+        config = source.config
+        config = config.model_copy(update={"engine": config.engine.model_copy(update={"name": engine})})
+        source = replace(source, config=config)
     with _lock:
         return _policies.setdefault(source.policy, _Policy(source=source))
 

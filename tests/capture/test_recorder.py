@@ -171,7 +171,7 @@ def test_observers_are_told_of_each_turn(desk: Desk) -> None:
     told: list[str] = []
     recorder = desk.open(on_turn=lambda turn: told.append(turn.id))
     recorder.answer(call())
-    recorder.auxiliary_ended(recorder.auxiliary_began(call(role="auxiliary")), None)
+    recorder.auxiliary_ended(recorder.auxiliary_began(call(role="auxiliary")), None, None)
     assert told == [turn.id for turn in recorder.turns]
     assert len(told) == 2
 
@@ -187,7 +187,7 @@ def test_a_closed_recorder_answers_no_more(desk: Desk) -> None:
 def test_an_auxiliary_call_leaves_a_turn_without_ids(desk: Desk) -> None:
     recorder = desk.open(turns=1)
     turn_id = recorder.auxiliary_began(call(role="auxiliary"))
-    recorder.auxiliary_ended(turn_id, None)
+    recorder.auxiliary_ended(turn_id, None, None)
     (turn,) = recorder.turns
     assert (turn.id, turn.role, turn.prompt_ids, turn.sampling) == (turn_id, "auxiliary", (), None)
     recorder.answer(call())  # It used none of the budget.

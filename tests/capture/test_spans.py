@@ -127,8 +127,8 @@ def test_a_call_of_the_users_own_model_is_a_span_too(opened: Open, exporter: InM
     recorder = opened()
     site = CallSite(node="judge", model_name="gpt-4o")
     asked = ModelCall(messages=ASKS, site=site, role="auxiliary", role_reason="node: judge")
-    recorder.auxiliary_ended(recorder.auxiliary_began(asked), None)
-    recorder.auxiliary_ended(recorder.auxiliary_began(asked), ValueError("secret"))
+    recorder.auxiliary_ended(recorder.auxiliary_began(asked), None, None)
+    recorder.auxiliary_ended(recorder.auxiliary_began(asked), ValueError("secret"), None)
     answered, failed = exporter.get_finished_spans()
     assert answered.name == "chat gpt-4o"
     assert told(answered)[names.ROLE] == "auxiliary"

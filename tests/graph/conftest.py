@@ -16,7 +16,7 @@ from agenttrain.graph.intercept import open_gate
 from agenttrain.graph.roles import RoleBook
 from agenttrain.graph.run import GraphEnding, run_graph
 from agenttrain.graph.runnable import RunnableGraph, opened
-from agenttrain.records import CallSite, ModelCall, ParsedCall, Reply, Role
+from agenttrain.records import CallSite, ModelCall, OwnAnswer, ParsedCall, Reply, Role
 
 
 class ScriptedRoute:
@@ -28,6 +28,7 @@ class ScriptedRoute:
         self.calls: list[ModelCall] = []
         self.auxiliary: list[ModelCall] = []
         self.auxiliary_errors: list[BaseException | None] = []
+        self.auxiliary_answers: list[OwnAnswer | None] = []
         self._lock = threading.Lock()
 
     def role(self, site: CallSite) -> tuple[Role, str]:
@@ -51,8 +52,9 @@ class ScriptedRoute:
         self.auxiliary.append(call)
         return str(len(self.auxiliary))
 
-    def auxiliary_ended(self, turn_id: str, error: BaseException | None) -> None:
+    def auxiliary_ended(self, turn_id: str, error: BaseException | None, answer: OwnAnswer | None) -> None:
         self.auxiliary_errors.append(error)
+        self.auxiliary_answers.append(answer)
 
     @property
     def nodes(self) -> list[str | None]:

@@ -455,7 +455,7 @@ class Conversations(RuleBasedStateMachine):
     def call_auxiliary(self, at: int) -> None:
         N_STEPS["auxiliary"] += 1
         call = self._call(self._chain(at), role="auxiliary")
-        self.recorder.auxiliary_ended(self.recorder.auxiliary_began(call), None)
+        self.recorder.auxiliary_ended(self.recorder.auxiliary_began(call), None, None)
         self.seen.n_auxiliary += 1
 
     @precondition(lambda self: self.seen.left)

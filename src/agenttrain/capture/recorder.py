@@ -20,24 +20,26 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from agenttrain.capture import spans
 from agenttrain.capture.answers import hash63, prompt_ids_of, read_answer, reply_of, respelled
+from agenttrain.capture.auxiliary import answered_turn
 from agenttrain.capture.conversations import Conversations, Prompt, hashed
 from agenttrain.capture.instructions import missed
 from agenttrain.capture.tool_calls import n_misfits, unknown_names
 from agenttrain.errors import CaptureError, EngineError, RolloutStop
-from agenttrain.protocols import Engine, Parsed, Renderer, TurnStore
+from agenttrain.protocols import Engine, InPlace, Parsed, Renderer, TurnStore
 from agenttrain.records import (
     BreakCause,
     CallSite,
     Generation,
     Ids,
     ModelCall,
+    OwnAnswer,
     Reply,
     Respelling,
     Role,
@@ -106,16 +108,20 @@ class Recorder:
         tracer: Tracer | None = None,
         captures_content: bool = False,
         model_name: str,
+        in_place: InPlace | None = None,
         on_turn: Callable[[Turn], None] | None = None,
     ) -> None:
         """Take what answers the calls.
 
         Args:
             role_of: who answers a call, and why.
+            in_place: what answers in the policy's place. None: the policy answers, by the engine.
             captures_content: whether messages stand on spans.
             on_turn: told of each turn once it is with the store, on the thread that made the call.
         """
         self.request, self.rollout_id = request, request.rollout_id
+        self.in_place = in_place
+        self._chosen = in_place.name if in_place is not None and in_place.model is not None else ""
         self.stopped: str | None = None
         self._closed = False
         self.lost = 0
@@ -130,7 +136,7 @@ class Recorder:
         self._conversations = Conversations()
         self._ordinals: Counter[str] = Counter()
         self._turns: dict[int, Turn] = {}
-        self._auxiliary: dict[str, tuple[Turn, Span]] = {}
+        self._auxiliary: dict[str, tuple[Turn, Span, tuple[Mapping[str, Any], ...]]] = {}
         self._n_calls = self._n_policy_calls = self._n_sampled = 0
 
     @property
@@ -141,8 +147,8 @@ class Recorder:
 
     @property
     def last_trained_turn(self) -> Turn | None:
-        """The trained turn that began last. None: there is none."""
-        return next((turn for turn in reversed(self.turns) if turn.role == "trained"), None)
+        """The trained turn that began last, or the one that stands for such a turn. None: there is none."""
+        return next((turn for turn in reversed(self.turns) if "trained" in (turn.role, turn.stands_for)), None)
 
     @property
     def overrun(self) -> str | None:
@@ -172,10 +178,16 @@ class Recorder:
         return self._finish(begun, await self._await(begun, future), spelt)
 
     def auxiliary_began(self, call: ModelCall) -> str:
-        """Note a call that the user's own model answers; it uses no budget and holds no ids."""
+        """Note a call that another model answers; it holds no ids. In the policy's place it uses the budget."""
+        stands_for = call.role if call.role != "auxiliary" else None
+        if stands_for is not None:
+            with self._lock:
+                self._tokens_left()
+                self._n_policy_calls += 1
         index, turn_id = self._next_index()
         started_at = self.now()
-        span = self._spans.start_auxiliary(call, turn_id=turn_id)
+        chosen = self._chosen if stands_for is not None else ""
+        span = self._spans.start_auxiliary(call, turn_id=turn_id, chosen=chosen)
         trace_id, span_id = ids_of(span)
         turn = Turn(
             id=turn_id,
@@ -184,21 +196,28 @@ class Recorder:
             role="auxiliary",
             role_reason=call.role_reason,
             site=call.site,
+            stands_for=stands_for,
             trace_id=trace_id,
             span_id=span_id,
             started_at=started_at,
         )
         with self._lock:
-            self._auxiliary[turn_id] = turn, span
+            self._auxiliary[turn_id] = turn, span, call.tools
         self._store.put_intent(turn_id=turn_id, rollout_id=self.rollout_id, started_at=started_at)
         return turn_id
 
-    def auxiliary_ended(self, turn_id: str, error: BaseException | None) -> None:
+    def auxiliary_ended(self, turn_id: str, error: BaseException | None, answer: OwnAnswer | None) -> None:
         """Record it; one that failed is recorded as aborted: the graph knows, so no answer was lost."""
         with self._lock:
-            began, span = self._auxiliary.pop(turn_id)
-        self._spans.end_auxiliary(span, error)
-        self._keep(replace(began, ended_at=self.now(), stop_reason="stop" if error is None else "aborted"))
+            began, span, tools = self._auxiliary.pop(turn_id)
+        turn = answered_turn(replace(began, ended_at=self.now()), error, answer, tools)
+        if turn.stands_for is not None and answer is not None:
+            with self._lock:
+                self._n_sampled += turn.n_response_tokens or 0
+                if unknown := unknown_names(answer.tool_calls, tools):
+                    self.unknown_tools[turn.id] = unknown
+        self._spans.end_auxiliary(span, turn, error, answer)
+        self._keep(turn)
 
     def stop(self, cause: str) -> None:
         """Let no more calls through; the first cause stays."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
     from agenttrain.protocols import Parsed
-    from agenttrain.records import InvalidCall, ModelCall, ParsedCall, Sampling, Turn
+    from agenttrain.records import InvalidCall, ModelCall, OwnAnswer, ParsedCall, Sampling, Turn
 
 
 class CallSpans:
@@ -48,9 +48,13 @@ class CallSpans:
             )
         return span
 
-    def start_auxiliary(self, call: ModelCall, *, turn_id: str) -> Span:
-        """The user's own model is about to be asked."""
-        return self._start(call, turn_id, call.site.model_name or call.site.model_class)
+    def start_auxiliary(self, call: ModelCall, *, turn_id: str, chosen: str = "") -> Span:
+        """Another model than the policy is about to be asked.
+
+        Args:
+            chosen: name of the one in the policy's place. Empty: the call's own.
+        """
+        return self._start(call, turn_id, chosen or call.site.model_name or call.site.model_class)
 
     def end(self, span: Span, turn: Turn, parsed: Parsed, *, n_cached: int) -> None:
         """End a call's span with what was sampled, and count its tokens and seconds."""
@@ -66,15 +70,21 @@ class CallSpans:
             if turn.missed:
                 span.set_attribute(names.MISSED, turn.missed)
             if self._captures_content:
-                span.set_attributes(_said(parsed, turn))
+                span.set_attributes(_said(parsed, turn, reasoning=parsed.reasoning))
         span.end()
 
-    def end_auxiliary(self, span: Span, error: BaseException | None) -> None:
-        """The user's own model answered, or failed."""
+    def end_auxiliary(self, span: Span, turn: Turn, error: BaseException | None, answer: OwnAnswer | None) -> None:
+        """It answered, or failed."""
         if error is not None:
             self.fail(span, error)
-        else:
-            span.end()
+            return
+        if span.is_recording() and answer is not None:
+            told = {names.INPUT_TOKENS: turn.n_prompt_tokens, names.OUTPUT_TOKENS: turn.n_response_tokens}
+            span.set_attribute(names.FINISH_REASONS, (turn.stop_reason,))
+            span.set_attributes({name: n for name, n in told.items() if n is not None})
+            if self._captures_content:
+                span.set_attributes(_said(answer, turn, reasoning=None))
+        span.end()
 
     def fail(self, span: Span, error: BaseException) -> None:
         """End a call's span with the error that kept its answer away."""
@@ -140,9 +150,7 @@ def _describe(span: Span, turn: Turn, n_cached: int) -> None:
         )
 
 
-def _said(parsed: Parsed, turn: Turn) -> dict[str, str]:
+def _said(parsed: Parsed | OwnAnswer, turn: Turn, *, reasoning: str | None) -> dict[str, str]:
     made: list[ParsedCall | InvalidCall] = [*parsed.tool_calls, *parsed.invalid_tool_calls]
     calls = [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in made]
-    return output_message(
-        text=parsed.text, reasoning=parsed.reasoning, tool_calls=calls, finish_reason=turn.stop_reason
-    )
+    return output_message(text=parsed.text, reasoning=reasoning, tool_calls=calls, finish_reason=turn.stop_reason)

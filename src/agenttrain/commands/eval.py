@@ -1,21 +1,43 @@
-"""`agenttrain eval`: the graph on tasks once more, with the base, a trained policy, or the user's own models."""
+"""`agenttrain eval`: the graph on tasks once more, with a policy, the user's own models, or another chat model."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from agenttrain.commands.arguments import RUNS, Engine, Graph, Json, Model, Seed, Set, flag_tables, print_json, work
-from agenttrain.errors import ConfigError
+from agenttrain.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    from agenttrain.config import Config
+    from agenttrain.protocols import InPlace
+
+PROVIDER_MODEL = re.compile(r"[a-z][a-z0-9_]+:[^/\s].*")
+"""As LangChain's init_chat_model takes it."""
+ACCEPTED = (
+    "base, as-is, a run's id or path, a policy's folder, an address (http://…/v1) or provider:model "
+    "(openai:gpt-4o-mini)"
+)
 
 
 def eval_command(
     graph: Graph,
     run: Annotated[
-        str, typer.Option("--run", help="Whose weights: a run's id or path, base, or as-is (the user's own models).")
+        str,
+        typer.Option(
+            "--run",
+            help="Who answers: base, a run's id or path, a policy's folder, as-is (the user's own models), an "
+            "OpenAI-compatible address (http://…/v1), or provider:model.",
+        ),
     ] = "base",
+    chat_model: Annotated[
+        str | None, typer.Option("--chat-model", help="The model's name at an address that lists several.")
+    ] = None,
     tasks: Annotated[
         Path | None, typer.Option("--tasks", help="Task file; all its rows unless --split is given.")
     ] = None,
@@ -38,10 +60,10 @@ def eval_command(
 
     if split not in (None, "train", "held_out"):
         raise ConfigError(f"--split is {split!r}; it takes train or held_out.")
-    policy, of_run = _policy_of(run, model)
+    chosen = _chosen(run, chat_model=chat_model, model=model, engine=engine)
     flags = flag_tables(
         set_,
-        model=policy,
+        model=chosen.policy,
         seed=seed,
         engine__name=engine,
         eval__repeats=repeats,
@@ -53,8 +75,8 @@ def eval_command(
         graph,
         cwd=Path.cwd(),
         flags=flags,
-        evaluated_run=of_run,
-        needs_policy=run != "as-is",
+        evaluated_run=chosen.of_run,
+        in_place=chosen.in_place,
         task_file=tasks,
         split=split,
     )
@@ -70,21 +92,76 @@ def eval_command(
         print_evaluation(report, folder)
 
 
-def _policy_of(run: str, model: str | None) -> tuple[str | None, dict[str, Any] | None]:
-    """(folder whose weights are evaluated, the tables that they were trained with).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chosen:
+    """Who answers."""
 
-    None for the configured model, and for the configuration of today's files.
+    policy: str | None = None
+    """Folder whose weights are evaluated. None: of the configured model, or none are."""
+    of_run: dict[str, Any] | None = None
+    """The tables that they were trained with. None: today's files."""
+    in_place: Callable[[Config], InPlace] | None = None
+    """What answers in the policy's place. None: the policy does."""
+
+
+def _chosen(run: str, *, chat_model: str | None, model: str | None, engine: str | None) -> _Chosen:
+    """Who --run names.
+
+    Raises:
+        ConfigError: options that don't go together.
+        RunError: it names nobody.
     """
+    is_address = run.startswith(("http://", "https://"))
+    if chat_model is not None and not is_address:
+        raise ConfigError(f"--chat-model names a model at an address, and --run is {run!r}. Give --run http://…/v1.")
+    if run == "base":
+        return _Chosen(policy=model)
+    if run == "as-is":
+        from agenttrain.prepare import as_is
+
+        return _Chosen(policy=model, in_place=as_is)
+    if model is not None:
+        raise ConfigError(f"--model and --run {'RUN' if not is_address else run} both name weights. Keep one.")
+    if is_address:
+        return _Chosen(in_place=_at(run, chat_model, engine))
+    return _of_name(run, engine)
+
+
+def _of_name(run: str, engine: str | None) -> _Chosen:
     from agenttrain.run_folder import find_run
 
-    if run in ("base", "as-is"):
-        return model, None
-    if model is not None:
-        raise ConfigError("--model and --run RUN both name weights. Keep one.")
-    folder = find_run(run, RUNS)
+    try:
+        folder = find_run(run, RUNS)
+    except RunError as error:
+        if (Path(run) / "config.json").is_file():
+            return _Chosen(policy=str(Path(run).resolve()))
+        if PROVIDER_MODEL.fullmatch(run):
+            return _Chosen(in_place=_named(run, engine))
+        raise RunError(f"{error} --run takes {ACCEPTED}.") from None
     tables, made_by = folder.read_config()
     if "life" not in made_by:
         raise ConfigError(f"{folder.id} is no fit and has no policy. Name the run of a fit with --run.")
     if not folder.policy.is_dir():
         raise ConfigError(f"{folder.id} has no policy/ yet: the run has not ended. agenttrain fit --resume {folder.id}")
-    return str(folder.policy), tables
+    return _Chosen(policy=str(folder.policy), of_run=tables)
+
+
+def _at(address: str, name: str | None, engine: str | None) -> Callable[[Config], InPlace]:
+    from agenttrain.graph.chosen_model import model_at
+
+    _refuse_engine(address, engine)
+    return lambda config: model_at(
+        address, name=name, temperature=config.eval.temperature, seconds=config.limits.seconds
+    )
+
+
+def _named(text: str, engine: str | None) -> Callable[[Config], InPlace]:
+    from agenttrain.graph.chosen_model import model_named
+
+    _refuse_engine(text, engine)
+    return lambda config: model_named(text, temperature=config.eval.temperature)
+
+
+def _refuse_engine(run: str, engine: str | None) -> None:
+    if engine is not None:
+        raise ConfigError(f"--engine {engine} answers for a policy, and --run {run} is none. Leave --engine out.")

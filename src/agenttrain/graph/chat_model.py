@@ -216,7 +216,7 @@ class ChatPolicy(BaseChatModel):
         if model._should_stream(async_api=False, stream=True):
             yield from model._stream(messages, stop=stop, run_manager=run_manager, **told)
         else:
-            yield _one_chunk(model._generate_with_cache(messages, stop=stop, run_manager=run_manager, **told))
+            yield one_chunk(model._generate_with_cache(messages, stop=stop, run_manager=run_manager, **told))
 
     async def _astream(
         self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
@@ -227,7 +227,7 @@ class ChatPolicy(BaseChatModel):
                 yield chunk
         else:
             result = await model._agenerate_with_cache(messages, stop=stop, run_manager=run_manager, **told)
-            yield _one_chunk(result)
+            yield one_chunk(result)
 
     def _answering(self, settings: Mapping[str, Any]) -> tuple[BaseChatModel, dict[str, Any]]:
         """The default, and the call's settings in its own form.
@@ -240,7 +240,7 @@ class ChatPolicy(BaseChatModel):
         tools = settings.get("tools")
         if not tools:
             return model, told
-        choice = {"tool_choice": _portable(settings["tool_choice"])} if "tool_choice" in settings else {}
+        choice = {"tool_choice": portable_choice(settings["tool_choice"])} if "tool_choice" in settings else {}
         bound = cast(Any, model.bind_tools(tools, **choice))
         return model, {**bound.kwargs, **told}
 
@@ -280,7 +280,7 @@ def _checked_choice(choice: Any, tools: Sequence[Mapping[str, Any]]) -> Any:
     return plain
 
 
-def _portable(choice: Any) -> Any:
+def portable_choice(choice: Any) -> Any:
     """A choice as every provider's `bind_tools` takes it."""
     if isinstance(choice, Mapping):
         return choice["function"]["name"]
@@ -315,7 +315,7 @@ def _with_parser(
     return RunnableMap(raw=model) | read.with_fallbacks([unread], exception_key="parsing_error")
 
 
-def _one_chunk(result: ChatResult) -> ChatGenerationChunk:
+def one_chunk(result: ChatResult) -> ChatGenerationChunk:
     """A whole answer as a stream of one."""
     said = cast(AIMessage, result.generations[0].message)
     calls = [

@@ -29,23 +29,22 @@ from langchain_core.runnables.config import RunnableConfig, ensure_config, merge
 
 from agenttrain.errors import EscapeError, GraphError, RolloutStop
 from agenttrain.graph.attempts import running_nodes
-from agenttrain.graph.policy_model import CALL, PolicyModel, Routed, exact_invalid_calls, policy_for
+from agenttrain.graph.other_model import other_model
+from agenttrain.graph.own_answer import recorded
+from agenttrain.graph.policy_model import CALL, Routed, StandIn, exact_invalid_calls, policy_for
 from agenttrain.graph.site import call_site, model_identity, stock_use
-from agenttrain.protocols import Route
-from agenttrain.records import CallSite, ModelCall, Reply, Role
+from agenttrain.protocols import KnowsInPlace, Route
+from agenttrain.records import CallSite, ModelCall, OwnAnswer, Reply, Role
 
 FUNNELS = ("_generate_with_cache", "_agenerate_with_cache", "agenerate", "stream", "astream")
-LATER_FUNNELS = ("_chat_model_stream_v3", "_achat_model_stream_v3")
-"""Replaced where the installed langchain-core has them."""
+LATER_FUNNELS = ("_chat_model_stream_v3", "_achat_model_stream_v3", "_iter_v2_events", "_aiter_v2_events")
+"""Replaced where the installed langchain-core has them. The first two give a stream before anything is asked; the
+others are what it asks by."""
 MOST_PLACES = 100
 """Of escapes that are remembered by their place."""
 
 _FOREIGN = ("langchain", "langgraph", "agenttrain", "concurrent.", "threading", "asyncio", "contextlib", "functools")
 """Modules that are not where a user's code made a call."""
-
-
-Own = Callable[[], AbstractContextManager[None]]
-"""Opens the context in which the user's own model answers."""
 
 
 class _Outside:
@@ -184,7 +183,7 @@ def _routed(
         EscapeError: a gate is open and the call has no route.
         RoleError: the route knows no role for it.
     """
-    if isinstance(model, PolicyModel) or not _gates:
+    if isinstance(model, StandIn) or not _gates:
         return None
     route = _route.get()
     if route is None:
@@ -194,7 +193,8 @@ def _routed(
         return None
     site = call_site(model, settings, tags=tags, metadata=metadata)
     role, reason = route.role(site)
-    return Routed(route=route, model=model, settings=settings, site=site, role=role, reason=reason)
+    in_place = route.in_place if role != "auxiliary" and isinstance(route, KnowsInPlace) else None
+    return Routed(route=route, model=model, settings=settings, site=site, role=role, reason=reason, in_place=in_place)
 
 
 def is_answered() -> bool:
@@ -257,19 +257,14 @@ def _caller() -> str:
     return ""
 
 
-@contextmanager
-def _auxiliary(routed: Routed, messages: Sequence[BaseMessage]) -> Iterator[Own]:
-    """Record a call that the user's own model answers; gives the context in which its own nested calls pass."""
-    turn_id = routed.route.auxiliary_began(routed.auxiliary_call(messages))
-    try:
-        yield outside_rollouts
-    except GeneratorExit:
-        routed.route.auxiliary_ended(turn_id, None)
-        raise
-    except BaseException as error:
-        routed.route.auxiliary_ended(turn_id, error)
-        raise
-    routed.route.auxiliary_ended(turn_id, None)
+def _own(routed: Routed, messages: Sequence[BaseMessage]) -> AbstractContextManager[list[BaseMessage]]:
+    """Record a call that its own model answers; to be asked under `outside_rollouts`, for nested calls of its own."""
+    return recorded(routed.route, routed.auxiliary_call(messages))
+
+
+def _messages_of(result: ChatResult) -> list[BaseMessage]:
+    """The message of each answer; there is one, unless a user's own model was asked for several."""
+    return [generation.message for generation in result.generations]
 
 
 def _by_run_manager(
@@ -282,7 +277,7 @@ def _by_run_manager(
 
 
 def _by_config(model: BaseChatModel, settings: Mapping[str, Any], config: RunnableConfig | None) -> Routed | None:
-    if isinstance(model, PolicyModel) or not _gates:
+    if isinstance(model, StandIn) or not _gates:
         return None
     merged = ensure_config(config)
     metadata = {**(merged.get("metadata") or {}), **(model.metadata or {})}
@@ -307,11 +302,13 @@ def _generate_with_cache_gate(original: Callable[..., ChatResult]) -> Callable[.
         routed = _by_run_manager(self, kwargs, run_manager, messages)
         if routed is None:
             return original(self, messages, stop=stop, run_manager=run_manager, **kwargs)
-        if routed.role == "auxiliary":
-            with _auxiliary(routed, messages) as own, own():
-                return original(self, messages, stop=stop, run_manager=run_manager, **kwargs)
+        if routed.is_own:
+            with _own(routed, messages) as said, outside_rollouts():
+                result = original(self, messages, stop=stop, run_manager=run_manager, **kwargs)
+                said += _messages_of(result)
+                return result
         told = {**kwargs, CALL: routed}
-        result = original(policy_for(self), messages, stop=stop, run_manager=run_manager, **told)
+        result = original(_stand_in(routed), messages, stop=stop, run_manager=run_manager, **told)
         return exact_invalid_calls(routed, result)
 
     return generate_with_cache
@@ -328,12 +325,14 @@ def _agenerate_with_cache_gate(original: Callable[..., Any]) -> Callable[..., An
         routed = _by_run_manager(self, kwargs, run_manager, messages)
         if routed is None:
             return cast(ChatResult, await original(self, messages, stop=stop, run_manager=run_manager, **kwargs))
-        if routed.role == "auxiliary":
-            with _auxiliary(routed, messages) as own, own():
-                return cast(ChatResult, await original(self, messages, stop=stop, run_manager=run_manager, **kwargs))
-        told = {**kwargs, CALL: routed}
         try:
-            result = await original(policy_for(self), messages, stop=stop, run_manager=run_manager, **told)
+            if routed.is_own:
+                with _own(routed, messages) as said, outside_rollouts():
+                    result = await original(self, messages, stop=stop, run_manager=run_manager, **kwargs)
+                    said += _messages_of(result)
+                    return cast(ChatResult, result)
+            told = {**kwargs, CALL: routed}
+            result = await original(_stand_in(routed), messages, stop=stop, run_manager=run_manager, **told)
         except RolloutStop as error:
             if (stops := _stops.get()) is not None:
                 stops.append(error)
@@ -379,24 +378,25 @@ def _stream_gate(original: Callable[..., Iterator[AIMessageChunk]]) -> Callable[
         routed = _by_config(self, kwargs, config)
         if routed is None:
             yield from original(self, input, config, stop=stop, **kwargs)
-        elif routed.role == "auxiliary":
+        elif routed.is_own:
             pieces = original(self, input, config, stop=stop, **kwargs)
             with (
-                _auxiliary(routed, self._convert_input(input).to_messages()) as own,
+                _own(routed, self._convert_input(input).to_messages()) as said,
                 contextlib.closing(cast(Any, pieces)),
             ):
-                while (piece := _next_within(own, pieces)) is not None:
+                while (piece := _next_outside(pieces)) is not None:
+                    said.append(piece)
                     yield piece
         else:
             told = {**kwargs, CALL: routed}
-            yield from original(policy_for(self), input, _with_own_config(self, config), stop=stop, **told)
+            yield from original(_stand_in(routed), input, _with_own_config(self, config), stop=stop, **told)
 
     return stream
 
 
-def _next_within(own: Own, pieces: Iterator[Any]) -> Any:
-    """The next piece, made under `own`, which must not leak to the consumer between two pieces. None: no more."""
-    with own():
+def _next_outside(pieces: Iterator[Any]) -> Any:
+    """The next piece, made under `outside_rollouts`, which must not leak to the consumer. None: no more."""
+    with outside_rollouts():
         return next(pieces, None)
 
 
@@ -413,22 +413,23 @@ def _astream_gate(
     ) -> AsyncIterator[AIMessageChunk]:
         routed = _by_config(self, kwargs, config)
         model, told = self, kwargs
-        if routed is not None and routed.role != "auxiliary":
-            model, told, config = policy_for(self), {**kwargs, CALL: routed}, _with_own_config(self, config)
+        if routed is not None and not routed.is_own:
+            model, told, config = _stand_in(routed), {**kwargs, CALL: routed}, _with_own_config(self, config)
         async with contextlib.aclosing(cast(Any, original(model, input, config, stop=stop, **told))) as pieces:
-            if routed is None or routed.role != "auxiliary":
+            if routed is None or not routed.is_own:
                 async for piece in pieces:
                     yield piece
                 return
-            with _auxiliary(routed, self._convert_input(input).to_messages()) as own:
-                while (piece := await _anext_within(own, pieces)) is not None:
+            with _own(routed, self._convert_input(input).to_messages()) as said:
+                while (piece := await _anext_outside(pieces)) is not None:
+                    said.append(piece)
                     yield piece
 
     return astream
 
 
-async def _anext_within(own: Own, pieces: AsyncIterator[Any]) -> Any:
-    with own():
+async def _anext_outside(pieces: AsyncIterator[Any]) -> Any:
+    with outside_rollouts():
         return await anext(pieces, None)
 
 
@@ -444,13 +445,10 @@ def _stream_v3_gate(original: Callable[..., Any]) -> Callable[..., Any]:
         **kwargs: Any,
     ) -> Any:
         routed = _by_config(self, kwargs, config)
-        if routed is None:
+        if routed is None or routed.is_own:  # its events are, once the stream is read
             return undecorated(self, input, config, stop=stop, **kwargs)
-        if routed.role == "auxiliary":
-            with _auxiliary(routed, self._convert_input(input).to_messages()):
-                return undecorated(self, input, config, stop=stop, **kwargs)
         told = {**kwargs, CALL: routed}
-        return undecorated(policy_for(self), input, _with_own_config(self, config), stop=stop, **told)
+        return undecorated(_stand_in(routed), input, _with_own_config(self, config), stop=stop, **told)
 
     return stream_v3
 
@@ -464,6 +462,52 @@ def _astream_v3_gate(original: Callable[..., Any]) -> Callable[..., Any]:
     return astream_v3
 
 
+def _iter_events_gate(original: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    def iter_events(
+        self: BaseChatModel, messages: list[BaseMessage], *, run_manager: Any, stream: Any, **kwargs: Any
+    ) -> Iterator[Any]:
+        routed = _by_run_manager(self, kwargs, run_manager, messages)
+        events = original(self, messages, run_manager=run_manager, stream=stream, **kwargs)
+        if routed is None:
+            yield from events
+            return
+        with contextlib.closing(cast(Any, events)):
+            with _own(routed, messages) as said:
+                while (event := _next_outside(events)) is not None and not stream.done:
+                    yield event
+                said += [stream.output_message] if stream.done else []
+            if event is not None:  # the last one: nobody may ask on behind it
+                yield event
+
+    return iter_events
+
+
+def _aiter_events_gate(original: Callable[..., AsyncIterator[Any]]) -> Callable[..., AsyncIterator[Any]]:
+    async def aiter_events(
+        self: BaseChatModel, messages: list[BaseMessage], *, run_manager: Any, stream: Any, **kwargs: Any
+    ) -> AsyncIterator[Any]:
+        routed = _by_run_manager(self, kwargs, run_manager, messages)
+        events = original(self, messages, run_manager=run_manager, stream=stream, **kwargs)
+        async with contextlib.aclosing(cast(Any, events)):
+            if routed is None:
+                async for event in events:
+                    yield event
+                return
+            with _own(routed, messages) as said:
+                while (event := await _anext_outside(events)) is not None and not stream.done:
+                    yield event
+                said += [stream.output_message] if stream.done else []
+            if event is not None:
+                yield event
+
+    return aiter_events
+
+
+def _stand_in(routed: Routed) -> BaseChatModel:
+    """What answers below LangChain's callbacks where the user's own model doesn't."""
+    return policy_for(routed.model) if routed.in_place is None else other_model(routed.model)
+
+
 _REPLACEMENTS: dict[str, Callable[[Any], Any]] = {
     "_generate_with_cache": _generate_with_cache_gate,
     "_agenerate_with_cache": _agenerate_with_cache_gate,
@@ -472,6 +516,8 @@ _REPLACEMENTS: dict[str, Callable[[Any], Any]] = {
     "astream": _astream_gate,
     "_chat_model_stream_v3": _stream_v3_gate,
     "_achat_model_stream_v3": _astream_v3_gate,
+    "_iter_v2_events": _iter_events_gate,
+    "_aiter_v2_events": _aiter_events_gate,
 }
 
 
@@ -522,7 +568,7 @@ class _ProbeRoute:
     def auxiliary_began(self, call: ModelCall) -> str:
         return "probe"
 
-    def auxiliary_ended(self, turn_id: str, error: BaseException | None) -> None:
+    def auxiliary_ended(self, turn_id: str, error: BaseException | None, answer: OwnAnswer | None) -> None:
         return None
 
 

@@ -163,6 +163,14 @@ def plain_tools(tools: Sequence[Any]) -> tuple[Plain, ...]:
     return tuple(_plain_tool(tool) for tool in tools)
 
 
+def described_tools(tools: Sequence[Any]) -> tuple[Plain, ...]:
+    """The same for a call that the policy doesn't answer. Empty where one can't be read so: not all are known then."""
+    try:
+        return plain_tools(tools)
+    except GraphError:
+        return ()
+
+
 def _plain_tool(tool: Any) -> Plain:
     if isinstance(tool, Mapping) and tool.get("type") == "function" and "function" not in tool:
         return {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
@@ -386,12 +394,12 @@ def _additional(reply: Reply, parsed: bool) -> Plain:
     additional: Plain = {}
     if reply.reasoning is not None:
         additional["reasoning_content"] = reply.reasoning
-    if parsed and (value := _json_object(reply.text)) is not None:
+    if parsed and (value := json_object(reply.text)) is not None:
         additional["parsed"] = value
     return additional
 
 
-def _json_object(text: str) -> Plain | None:
+def json_object(text: str) -> Plain | None:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):  # a policy may open more brackets than Python reads

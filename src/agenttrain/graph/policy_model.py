@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -18,11 +18,12 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 
 from agenttrain.errors import GraphError
 from agenttrain.graph import messages as convert
-from agenttrain.protocols import Route
+from agenttrain.protocols import InPlace, Route
 from agenttrain.records import CallSite, ModelCall, Reply, Role
 
 CALL = "agenttrain_call"
-"""Keyword that carries a `Routed` from a funnel to the PolicyModel."""
+"""Keyword that carries a `Routed` from a funnel to what stands in."""
+PlainMessages = Callable[[Sequence[BaseMessage]], tuple[Mapping[str, Any], ...]]
 
 
 _refusals: contextvars.ContextVar[list[GraphError] | None] = contextvars.ContextVar("agenttrain_refusals", default=None)
@@ -59,6 +60,8 @@ class Routed:
     site: CallSite
     role: Role
     reason: str
+    in_place: InPlace | None = None
+    """What answers a trained or frozen call in the policy's place. None: nothing, the policy answers."""
     replies: list[Reply] = field(default_factory=list)
     """The reply, once there is one."""
 
@@ -68,13 +71,24 @@ class Routed:
         Raises:
             GraphError: the policy can't answer it; kept too, since the graph's own code may catch it.
         """
+        return self._plain(messages, stop, convert.plain_messages)
+
+    def other_call(self, messages: Sequence[BaseMessage], stop: Sequence[str] | None) -> ModelCall:
+        """The same for a chat model in the policy's place, which reads the messages as they are.
+
+        Raises:
+            GraphError: only the provider of the user's own model can answer it; kept too.
+        """
+        return self._plain(messages, stop, convert.described_messages)
+
+    def _plain(self, messages: Sequence[BaseMessage], stop: Sequence[str] | None, plain: PlainMessages) -> ModelCall:
         try:
-            return self._plain(messages, stop)
+            return self._read(plain(messages), stop)
         except GraphError as error:
             keep_refusal(error)
             raise
 
-    def _plain(self, messages: Sequence[BaseMessage], stop: Sequence[str] | None) -> ModelCall:
+    def _read(self, messages: tuple[Mapping[str, Any], ...], stop: Sequence[str] | None) -> ModelCall:
         settings = self.settings
         if (settings.get("n") or getattr(self.model, "n", None) or 1) > 1:
             raise GraphError(
@@ -86,7 +100,7 @@ class Routed:
         if isinstance(choice, Mapping) and "disable_parallel_tool_use" in choice:
             parallel = not choice["disable_parallel_tool_use"]
         return ModelCall(
-            messages=convert.plain_messages(messages),
+            messages=messages,
             tools=convert.plain_tools(settings.get("tools") or settings.get("functions") or ()),
             tool_choice=convert.plain_tool_choice(choice),
             response_format=convert.plain_response_format(settings),
@@ -106,26 +120,41 @@ class Routed:
         found = convert.plain_response_format(self.settings)
         return found is not None and found.get("type") == "json_schema"
 
+    @property
+    def is_own(self) -> bool:
+        """Whether the model that was called answers by itself."""
+        return self.role == "auxiliary" or (self.in_place is not None and self.in_place.model is None)
+
     def auxiliary_call(self, messages: Sequence[BaseMessage]) -> ModelCall:
-        described = convert.described_messages(messages)
-        return ModelCall(messages=described, site=self.site, role=self.role, role_reason=self.reason)
+        """The same for a call that the policy doesn't answer: nothing is refused."""
+        return ModelCall(
+            messages=convert.described_messages(messages),
+            tools=convert.described_tools(self.settings.get("tools") or self.settings.get("functions") or ()),
+            site=self.site,
+            role=self.role,
+            role_reason=self.reason,
+        )
 
 
-class PolicyModel(BaseChatModel):
-    """Stands in for the user's model below LangChain's callbacks; stateless, it is told the call by keyword."""
+class StandIn(BaseChatModel):
+    """What stands in for the user's model below LangChain's callbacks; stateless, it is told the call by keyword."""
 
     @property
     def _llm_type(self) -> str:
         return "agenttrain"
 
+    def _get_invocation_params(self, stop: list[str] | None = None, **kwargs: Any) -> dict[str, Any]:
+        kwargs.pop(CALL, None)
+        return {"_type": self._llm_type, "stop": stop, **kwargs}
+
+
+class PolicyModel(StandIn):
+    """The route answers."""
+
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> Any:
         routed = kwargs.get(CALL)
         name = routed.site.model_name if routed else ""
         return {"ls_provider": "agenttrain", "ls_model_name": name, "ls_model_type": "chat"}
-
-    def _get_invocation_params(self, stop: list[str] | None = None, **kwargs: Any) -> dict[str, Any]:
-        kwargs.pop(CALL, None)
-        return {"_type": self._llm_type, "stop": stop, **kwargs}
 
     def _generate(
         self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
