@@ -24,6 +24,7 @@ from agenttrain.commands.export import export_command
 from agenttrain.commands.fit import fit_command
 from agenttrain.commands.inspect import inspect_command
 from agenttrain.commands.plugins import plugins_command
+from agenttrain.commands.promote import PromoteCommand, promote_command
 from agenttrain.commands.serve import serve_command
 from agenttrain.errors import AgenttrainError, PluginError
 
@@ -46,6 +47,9 @@ app.command("fit", short_help="Measure a baseline, train, measure again.")(fit_c
 app.command("eval", short_help="Roll out tasks once more, and report.")(eval_command)
 app.command("inspect", short_help="Look at a run's rollouts, token by token.")(inspect_command)
 app.command("export", short_help="A policy as a Hugging Face folder, with proof of its answers.")(export_command)
+app.command("promote", cls=PromoteCommand, short_help="Let a policy serve, if it passes every rule; the way back.")(
+    promote_command
+)
 app.add_typer(cases_app, name="cases", short_help="The regression set: add, list, remove.")
 app.command("serve", short_help="An OpenAI-compatible address over a policy.")(serve_command)
 app.command("plugins", short_help="List plugins, and why some were left out.")(plugins_command)

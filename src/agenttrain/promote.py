@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -161,8 +161,16 @@ def as_dict(candidate: Candidate, verdict: Verdict, *, deed: str, entry: LedgerE
     }
 
 
-def write_decision(candidate: Candidate, decision: Mapping[str, Any]) -> Path:
+def with_replay(verdict: Verdict, replay: RuleResult) -> Verdict:
+    """A verdict that the replay has been added to."""
+    return replace(verdict, promotion=replace(verdict.promotion, results=(*verdict.results, replay)))
+
+
+def write_decision(candidate: Candidate, decision: Mapping[str, Any]) -> dict[str, Any]:
     """promotion.json in the run's folder: the last decision on it, for audit.
+
+    Returns:
+        The decision, and where it is written.
 
     Raises:
         RunError: it can't be written.
@@ -172,4 +180,4 @@ def write_decision(candidate: Candidate, decision: Mapping[str, Any]) -> Path:
         replace_file(path, (json.dumps(decision, indent=2) + "\n").encode())
     except OSError as error:
         raise RunError(f"{path} can't be written: {error.strerror or error}. Make room, then promote again.") from error
-    return path
+    return {**decision, "written": str(path)}

@@ -1,0 +1,50 @@
+"""What a person sees of a promotion: what the gate is at, one line a rule, the verdict, and what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from agenttrain.candidate import Candidate
+from agenttrain.commands.progress import Progress
+
+PASSED, FAILED = "\N{CHECK MARK}", "\N{BALLOT X}"
+DEEDS = {
+    "promoted": "{run_id} serves now.",
+    "canary": "{run_id} is a canary: {share:.3g} % of the conversations try it. agenttrain promote {run_id} lets it "
+    "serve.",
+    "checked": "Every rule holds: agenttrain promote {run_id} lets it serve.",
+    "refused": "{run_id} does not serve: {failed}.",
+    "taken_back": "{run_id} was taken back: {failed}. What served before serves again.",
+}
+
+
+class GateProgress(Progress):
+    """Watches the gate: what it is at, and the rollouts that it makes."""
+
+    def starts_gate(self, candidate: Candidate) -> None:
+        """A candidate comes before the gate; rules of today that are not those of the run are told."""
+        self._say(f"promote {candidate.run.id}")
+        for setting in candidate.settings:
+            self._say(f"note: {setting}", "yellow")
+
+    def doing(self, what: str) -> None:
+        self._say(f"{what} …")
+
+
+def decision_text(decision: Mapping[str, Any]) -> str:
+    """What was decided, and why."""
+    against, source = decision["incumbent"]["run_id"], decision["incumbent"]["from"]
+    failed = list(decision["next_steps"])
+    said = DEEDS[decision["deed"]].format(
+        run_id=decision["run_id"], share=100 * (decision["share"] or 0), failed=", ".join(failed)
+    )
+    lines = [f"{decision['run_id']} against {against}{f' ({source})' if source else ''}", ""]
+    lines += [_rule_line(rule) for rule in decision["rules"]]
+    lines += [*(f"note: {note}" for note in decision["notes"]), "", said]
+    return "\n".join([*lines, *(f"  {rule}: {step}." for rule, step in decision["next_steps"].items())])
+
+
+def _rule_line(rule: Mapping[str, Any]) -> str:
+    accepted = f"  [{rule['bound']}]" if rule["bound"] else ""
+    return f"{PASSED if rule['passed'] else FAILED} {rule['rule']:<12} {rule['figure']}{accepted}"
