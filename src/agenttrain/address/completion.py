@@ -1,7 +1,10 @@
 """A Reply becomes a chat completion, whole or in the pieces of a stream. The pieces' sum is the whole.
 
-A call that can't be read stands among the tool calls with its text, unchanged, as its arguments: a client sees what
-the policy wrote. Source: OpenAI's API reference, "The chat completion object" and "The chat completion chunk object".
+A call that can't be read stands among the tool calls with its text, unchanged, as its arguments, which is how OpenAI's
+clients know calls that are no JSON. One whose text is JSON all the same, such as `[1]` or an object without a name,
+stands in the content, unchanged too: a client would run it as a call that nobody made, or break on it (ChatOpenAI
+raises on arguments that are no object, langchain-openai 1.7).
+Source: OpenAI's API reference, "The chat completion object" and "The chat completion chunk object".
 """
 
 from __future__ import annotations
@@ -51,7 +54,7 @@ def finish_reason(reply: Reply) -> str:
     """stop, length or tool_calls. A cut answer is cut even where a call was read from it."""
     if reply.stop_reason == "length":
         return "length"
-    return "tool_calls" if reply.tool_calls or reply.invalid_tool_calls else "stop"
+    return "tool_calls" if _calls(reply) else "stop"
 
 
 def usage(reply: Reply) -> Plain:
@@ -69,19 +72,36 @@ def _head(reply: Reply, kind: str) -> Plain:
 
 
 def _message(reply: Reply) -> Plain:
-    calls = _calls(reply)
-    message: Plain = {"role": "assistant", "content": reply.text or (None if calls else ""), "refusal": None}
+    calls, text = _calls(reply), _text(reply)
+    message: Plain = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
     if reply.reasoning is not None:
         message["reasoning_content"] = reply.reasoning
     return message | ({"tool_calls": calls} if calls else {})
 
 
+def _text(reply: Reply) -> str:
+    mistakable = [call.arguments for call in reply.invalid_tool_calls if _reads_as_call(call.arguments)]
+    return "\n".join(filter(None, (reply.text, *mistakable)))
+
+
 def _calls(reply: Reply) -> list[Plain]:
-    made: Sequence[ParsedCall | InvalidCall] = (*reply.tool_calls, *reply.invalid_tool_calls)
+    unreadable = [call for call in reply.invalid_tool_calls if not _reads_as_call(call.arguments)]
+    made: Sequence[ParsedCall | InvalidCall] = (*reply.tool_calls, *unreadable)
     return [
         {"id": call.id, "type": "function", "function": {"name": call.name or "", "arguments": _arguments(call)}}
         for call in made
     ]
+
+
+def _reads_as_call(arguments: str) -> bool:
+    """Whether a client takes the text of an unreadable call for arguments: JSON, or nothing at all."""
+    try:
+        json.loads(arguments or "{}")
+    except RecursionError:
+        return True
+    except ValueError:
+        return False
+    return True
 
 
 def _arguments(call: ParsedCall | InvalidCall) -> str:
@@ -91,12 +111,13 @@ def _arguments(call: ParsedCall | InvalidCall) -> str:
 
 
 def _deltas(reply: Reply) -> Iterator[Plain]:
-    yield {"role": "assistant", "content": None if _calls(reply) and not reply.text else ""}
+    calls, text = _calls(reply), _text(reply)
+    yield {"role": "assistant", "content": None if calls and not text else ""}
     if reply.reasoning is not None:
         yield {"reasoning_content": reply.reasoning}
-    for text in _text_pieces(reply.text):
-        yield {"content": text}
-    for index, call in enumerate(_calls(reply)):
+    for piece in _text_pieces(text):
+        yield {"content": piece}
+    for index, call in enumerate(calls):
         yield {"tool_calls": [{"index": index, **call}]}
 
 
