@@ -118,7 +118,7 @@ def slices(compared: Compared, *, slice_loss: float) -> RuleResult:
     lost = [each for each in compared.slices if not each.simultaneous.high >= -slice_loss]
     told = lost or [min(compared.slices, key=lambda each: each.simultaneous.high)]
     worst = min(told, key=lambda each: each.simultaneous.high)
-    more = f"; {len(lost) - 1} more lose" if len(lost) > 1 else ""
+    more = f"; {len(lost) - 1} more {'loses' if len(lost) == 2 else 'lose'}" if len(lost) > 1 else ""
     return _result("slices", not lost, f"worst of {len(compared.slices)}: {_slice(worst)}{more}", bound)
 
 
@@ -160,7 +160,7 @@ def safety(base: Evaluation, other: Evaluation, *, declared: Sequence[str] = ())
         return _result("safety", True, "no part of kind safety is declared", bound)
     before, after = (_violations(gates, theirs.keys()) for gates in (ours, theirs))
     worse = [name for name in ("", *names) if after[name] > before[name]]
-    figure = f"{after['']} violations on {_counted(len(theirs), 'place')}, {before['']} by what serves now"
+    figure = f"{_counted(after[''], 'violation')} on {_counted(len(theirs), 'place')}, {before['']} by what serves now"
     parts = [f"{name} {after[name]} against {before[name]}" for name in worse if name]
     return _result("safety", not worse, "; ".join([figure, *parts]), bound)
 
