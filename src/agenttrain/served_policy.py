@@ -1,0 +1,260 @@
+"""Where a policy and its settings stand, and the policies that this process serves: loaded once, whoever serves them.
+
+A policy is loaded with the first call and unloaded when nobody holds it any more. One of a ledger is held against the
+hash that the ledger recorded before it answers.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from agenttrain import telemetry
+from agenttrain.capture.render import open_renderer
+from agenttrain.capture.served import ServedCalls
+from agenttrain.config import Config, environment, resolve
+from agenttrain.errors import ModelError, PromotionError, RunError
+from agenttrain.folder_hash import policy_hash
+from agenttrain.graph.intercept import self_test
+from agenttrain.plugins import Plugins
+from agenttrain.promotion_record import BASE, LedgerEntry
+from agenttrain.protocols import Engine, EngineContext
+from agenttrain.run_folder import RunFolder, find_run
+
+RUNS: Final = Path("runs")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicySource:
+    """Where a policy and the settings it was trained with stand."""
+
+    policy: Path
+    run_id: str
+    """Of its run, else the name of its folder."""
+    config: Config
+    plugins: Plugins
+    graph_file: Path | None = None
+    attribute: str = ""
+    renderer: str | None = None
+    """Identity of the tokenizer and template that the run trained with. None: not told."""
+
+    def with_engine(self, name: str | None) -> PolicySource:
+        """The same on another engine. None: as it is."""
+        if name is None:
+            return self
+        engine = self.config.engine.model_copy(update={"name": name})
+        return replace(self, config=self.config.model_copy(update={"engine": engine}))
+
+
+def source_of_run(run: str) -> PolicySource:
+    """Of an id under runs/, the path of a run, or the folder of a policy.
+
+    Raises:
+        RunError: there is no such run, or it has no policy.
+    """
+    plugins = Plugins.load(only=environment("AGENTTRAIN_PLUGINS"))
+    if (Path(run) / "config.json").is_file():
+        policy = Path(run).resolve()
+        run_id = policy.parent.name if policy.name == "policy" else policy.name
+        return PolicySource(policy=policy, run_id=run_id, config=Config(), plugins=plugins)
+    folder = find_run(run, RUNS)
+    if not (folder.policy / "config.json").is_file():
+        raise RunError(
+            f"Run {folder.id} holds no policy: it has not ended, or was an evaluation. Finish it with agenttrain fit "
+            f"--resume {folder.id}, or name another run or the folder of a model."
+        )
+    return _of_folder(folder, folder.policy, folder.id, plugins)
+
+
+def source_of_entry(entry: LedgerEntry, entries: tuple[LedgerEntry, ...]) -> PolicySource:
+    """Of the policy that a line of a ledger is about; the settings of the base are those of the run it was left for.
+
+    Raises:
+        RunError: its run is gone.
+    """
+    named = entry if entry.run_id != BASE else _last_run(entries)
+    return _of_folder(_run_of(named), Path(entry.policy), entry.run_id, Plugins.load(only=environment(_PLUGINS)))
+
+
+def source_of_base(entries: tuple[LedgerEntry, ...]) -> PolicySource:
+    """Of the model that the runs of a ledger begin with.
+
+    Raises:
+        RunError: the run that names it is gone.
+        ModelError: it is not there.
+    """
+    from agenttrain.prepare import model_folder
+
+    run, plugins = _run_of(_last_run(entries)), Plugins.load(only=environment(_PLUGINS))
+    source = _of_folder(run, run.policy, BASE, plugins)
+    return replace(source, policy=model_folder(source.config).resolve())
+
+
+_PLUGINS: Final = "AGENTTRAIN_PLUGINS"
+
+
+def _last_run(entries: tuple[LedgerEntry, ...]) -> LedgerEntry:
+    return next(entry for entry in reversed(entries) if entry.run_id != BASE)
+
+
+def _run_of(entry: LedgerEntry) -> RunFolder:
+    beside = Path(entry.policy).parent
+    return RunFolder(beside.resolve()) if (beside / "config.toml").is_file() else find_run(entry.run_id, RUNS)
+
+
+def _of_folder(folder: RunFolder, policy: Path, run_id: str, plugins: Plugins) -> PolicySource:
+    tables, provenance = folder.read_config()
+    config = resolve((f"config.toml of run {folder.id}", tables), plugin_tables=plugins.table_names)
+    graph = provenance.get("graph")
+    return PolicySource(
+        policy=policy.resolve(),
+        run_id=run_id,
+        config=config,
+        plugins=plugins,
+        graph_file=Path(graph) if graph else None,
+        attribute=str(provenance.get("attribute") or ""),
+        renderer=provenance.get("hashes", {}).get("renderer"),
+    )
+
+
+def check_weights(policy: Path, entry: LedgerEntry) -> None:
+    """Refuse a policy that is not what a line of a ledger is about; files that have not changed are hashed once.
+
+    Raises:
+        PromotionError: the folder is gone, can't be read, or holds other bytes.
+    """
+    try:
+        found = _hash(policy)
+    except OSError as error:
+        raise PromotionError(
+            f"{policy}, which serves by line {entry.number} of its ledger, can't be read: {error.strerror or error}. "
+            "Put it back, or go back to what served before: agenttrain promote --rollback."
+        ) from error
+    if found != entry.weights:
+        raise PromotionError(
+            f"{policy} is not as it was {'tried' if entry.deed == 'canary' else 'promoted'}: its hash is "
+            f"{found[:12]}, and line {entry.number} of its ledger recorded {entry.weights[:12]}. Put the files back, "
+            "promote the run anew, or go back to what served before: agenttrain promote --rollback."
+        )
+
+
+_hashes: dict[Path, tuple[object, str]] = {}
+
+
+def _hash(policy: Path) -> str:
+    stamp = tuple((str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in sorted(policy.rglob("*")) if f.is_file())
+    if not stamp:
+        raise FileNotFoundError(2, "No such file or directory")
+    known, digest = _hashes.get(policy, (None, ""))
+    if known != stamp:
+        digest = policy_hash(policy)
+        _hashes[policy] = (stamp, digest)
+    return digest
+
+
+@dataclass(slots=True)
+class ServedPolicy:
+    """A policy that somebody may serve: its engine is opened with the first call and closed with the last user."""
+
+    source: PolicySource
+    users: int = 0
+    engine: Engine | None = None
+    calls: ServedCalls | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def opened(self) -> ServedCalls:
+        """Load it, once; blocks.
+
+        Raises:
+            ModelError: the policy's files can't be used, or are not those of its run.
+            PluginError: the run's engine is not installed here.
+            RunError: nobody serves it any more.
+        """
+        with self.lock:
+            if not self.users:
+                raise RunError(
+                    f"{self.source.policy} is not served any more: close() was called, or the block of use(RUN) has "
+                    "ended, while a run of the graph went on. Let runs end first."
+                )
+            if self.calls is None:
+                self.calls = self._open()
+            return self.calls
+
+    def close(self) -> None:
+        """Unload it, unless somebody serves it again by now."""
+        with self.lock:
+            if self.users:
+                return
+            engine, self.engine, self.calls = self.engine, None, None
+            atexit.unregister(self._end)
+        if engine is not None:
+            engine.close()
+
+    def _end(self) -> None:
+        """The process ends, whoever serves."""
+        self.users = 0
+        self.close()
+
+    def _open(self) -> ServedCalls:
+        source, config = self.source, self.source.config
+        renderer = open_renderer(str(source.policy), family=config.renderer.family, history=config.renderer.history)
+        if source.renderer is not None and renderer.identity != source.renderer:
+            raise ModelError(
+                f"{source.policy} makes its ids by {renderer.identity}, and the run trained with {source.renderer}. "
+                "Put the tokenizer files and the chat template of the run back, or train again."
+            )
+        make = source.plugins.engine(config.engine.name)
+        self_test()
+        engine = make(EngineContext(config=config, model=str(source.policy)))
+        with ExitStack() as stack:
+            stack.callback(engine.close)
+            engine.stats()  # waits until it is ready
+            stack.pop_all()
+        self.engine = engine
+        atexit.register(self._end)
+        return ServedCalls(
+            engine=engine,
+            renderer=renderer,
+            temperature=config.eval.temperature,
+            max_tokens=config.limits.tokens,
+            model_name=source.run_id,
+            tracer=telemetry.tracer(),
+        )
+
+
+served_policies: dict[tuple[Path, str], ServedPolicy] = {}
+"""(folder, engine) to what serves it in this process."""
+_lock = threading.Lock()
+
+
+def policy_of(source: PolicySource) -> ServedPolicy:
+    """What serves a policy here, or would; nobody holds it yet."""
+    with _lock:
+        return served_policies.setdefault(_key(source), ServedPolicy(source=source))
+
+
+def held(policy: ServedPolicy) -> ServedPolicy:
+    """The same policy, or what serves it by now, with one user more."""
+    with _lock:
+        policy = served_policies.setdefault(_key(policy.source), policy)
+        policy.users += 1
+        return policy
+
+
+def let_go(policy: ServedPolicy) -> None:
+    """One user less; the last one unloads it."""
+    with _lock:
+        policy.users -= 1
+        is_last = policy.users == 0
+        if is_last and served_policies.get(_key(policy.source)) is policy:
+            del served_policies[_key(policy.source)]
+    if is_last:
+        policy.close()
+
+
+def _key(source: PolicySource) -> tuple[Path, str]:
+    return source.policy, source.config.engine.name
