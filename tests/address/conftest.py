@@ -31,6 +31,7 @@ class ToldEngine:
     """protocols.Engine that says one text after the other, the last one for ever."""
 
     encode: Callable[[str], Ids]
+    decode: Callable[[Ids], str]
     texts: list[str]
     name: str = "told"
     max_length: int = 1024
@@ -157,9 +158,12 @@ def open_desk(model_folder: Path) -> OpenDesk:
     renderer = open_renderer(str(model_folder), family="default")
     tokenizer = Tokenizer.from_file(str(model_folder / "tokenizer.json"))
 
+    def encode(text: str) -> Ids:
+        return tuple(tokenizer.encode(text).ids)
+
     @contextmanager
     def opened(*texts: str, **settings: Any) -> Iterator[Desk]:
-        engine = ToldEngine(lambda text: tuple(tokenizer.encode(text).ids), list(texts or ("Hello there.",)))
+        engine = ToldEngine(encode, renderer.decode, list(texts or ("Hello there.",)))
         calls = ServedCalls(engine=engine, renderer=renderer, temperature=0, max_tokens=200, model_name="told-1")
         serving: Any = ToldServing(calls)
         address = Address(serving, Settings(name="told", **settings))

@@ -70,7 +70,7 @@ def left_behind(
 ) -> tuple[bytes, ...]:
     """Digests of the conversation after an answer; a graph may hand unreadable calls back, or leave them out."""
     said = [(call.name, _plain(call.arguments)) for call in calls]
-    tried = [*said, *((call.name, _plain(call.arguments)) for call in invalid)]
+    tried = [*said, *((call.name or "", _plain(call.arguments)) for call in invalid)]
     return tuple(
         _digest(prompt.digests[-1], ("assistant", text.strip(), made))
         for made in ([said, tried] if invalid else [said])
@@ -166,7 +166,7 @@ def _canonical(message: Mapping[str, Any]) -> Any:
     if role != "assistant":
         return (role, content)
     functions = [call.get("function", call) for call in message.get("tool_calls") or ()]
-    said = [(function.get("name"), _plain(function.get("arguments"))) for function in functions]
+    said = [(function.get("name") or "", _plain(function.get("arguments"))) for function in functions]
     return (role, content.strip() if isinstance(content, str) else content, said)
 
 
