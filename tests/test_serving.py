@@ -24,6 +24,7 @@ from agenttrain import serving
 from agenttrain.errors import CaptureError, ConfigError, GraphError, ModelError, RoleError, RunError
 from agenttrain.graph.intercept import FUNNELS
 from agenttrain.graph.load import load_module
+from agenttrain.served_policy import served_policies
 
 ASK = {"messages": [("user", "Price of item 3?")]}
 ORIGINALS = {name: vars(BaseChatModel).get(name) for name in FUNNELS}
@@ -99,8 +100,12 @@ def test_what_was_captured_in_a_rollout_is_what_is_served(new_project: Any, comm
         served.close()
 
 
+def loaded(policy: Path) -> Any:
+    return next(each for each in served_policies.values() if each.source.policy == policy.resolve())
+
+
 def served_turns(policy: Path) -> list[Any]:
-    calls = serving._policies[policy.resolve()].calls
+    calls = loaded(policy).calls
     assert calls is not None
     return list(calls._turns.values())
 
@@ -144,11 +149,11 @@ def test_a_policy_folder_serves_without_a_run(graph: Any, policy_folder: Path) -
     """From a process of its own, which ends with the block."""
     with agenttrain.use(policy_folder):
         assert said(graph.invoke(ASK))
-        pid = serving._policies[policy_folder.resolve()].engine.pid  # type: ignore[union-attr]
+        pid = loaded(policy_folder).engine.pid
         os.kill(pid, 0)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
-    assert not serving._policies
+    assert not served_policies
 
 
 def test_no_such_run_is_told_before_anything_starts(graph: Any, tmp_path: Path) -> None:
@@ -260,7 +265,7 @@ def test_concurrent_requests_share_the_engines_batch(policy: Path) -> None:
         with ThreadPoolExecutor(8) as pool:
             answers = [said(state) for state in pool.map(served.invoke, asks)]
         assert [said(state) for state in asyncio.run(together())] == answers
-        engine = serving._policies[(policy / "policy").resolve()].engine
+        engine = loaded(policy / "policy").engine
         assert engine is not None
         stats = engine.stats()
     finally:
@@ -294,7 +299,7 @@ def test_a_run_that_goes_on_after_the_end_loads_nothing_again(policy: Path) -> N
     served.close()
     with pytest.raises(RunError, match="is not served any more: close"):
         next(chunks)
-    assert not serving._policies
+    assert not served_policies
 
 
 def test_an_async_block_serves_what_is_begun_in_it(graph: Any, policy: Path) -> None:
@@ -422,7 +427,7 @@ def test_a_graph_file_may_hold_its_own_served_graph(tmp_path: Path, policy_folde
     finally:
         module.served.close()
         module.by_factory.close()
-    assert not serving._policies
+    assert not served_policies
 
 
 HOOKED = """
@@ -494,10 +499,10 @@ def test_a_call_that_is_given_up_frees_the_engine(policy: Path) -> None:
     """A client that goes away in the middle of an answer."""
 
     async def main() -> None:
-        async with agenttrain.use(policy) as block:
+        async with agenttrain.use(policy):
             long = ChatOpenAI(model="gpt-4o", api_key="unused", temperature=9)
             await long.ainvoke("Hi.", max_tokens=1)  # the policy is loaded
-            engine = block._policy.engine
+            engine = loaded(policy / "policy").engine
             assert engine is not None
             asking = asyncio.create_task(long.ainvoke("Tell all.", max_tokens=1900))
             until = time.monotonic() + 30

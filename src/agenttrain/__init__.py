@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from agenttrain.part import Part
 from agenttrain.sandbox_spec import SandboxLimits, SandboxSpec
+from agenttrain.serving_mark import Served, current_serving
 from agenttrain.tool_spec import External
 from agenttrain.trainable import Limits, current_sandbox, current_task, trainable
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from agenttrain.records import Task
     from agenttrain.sandbox.opening import open_sandbox
     from agenttrain.sandbox_protocol import SandboxRefusal
-    from agenttrain.serving import attach, use
+    from agenttrain.serving import attach, record_outcome, use
 
 __version__ = "0.1.0"
 __all__ = [
@@ -40,14 +41,17 @@ __all__ = [
     "SandboxLimits",
     "SandboxRefusal",
     "SandboxSpec",
+    "Served",
     "Task",
     "attach",
     "chat_model",
     "current_sandbox",
+    "current_serving",
     "current_task",
     "hookimpl",
     "idempotency_key",
     "open_sandbox",
+    "record_outcome",
     "trainable",
     "use",
 ]
@@ -62,6 +66,7 @@ _homes = {
     "hookimpl": "agenttrain.markers",
     "idempotency_key": "agenttrain.graph.idempotency",
     "open_sandbox": "agenttrain.sandbox.opening",
+    "record_outcome": "agenttrain.serving",
     "use": "agenttrain.serving",
 }
 

@@ -15,18 +15,18 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from agenttrain.canary_trial import CanaryTrial, trial_of
 from agenttrain.capture.served import ServedCalls
 from agenttrain.errors import AgenttrainError, PromotionError, RunError
 from agenttrain.promotion.ledger import PROMOTIONS, Ledger, canary_now, serving_now
-from agenttrain.promotion.outcomes import Outcomes
 from agenttrain.promotion.outcomes import Arm as ArmName
+from agenttrain.promotion.outcomes import Outcomes
 from agenttrain.promotion_record import LedgerEntry
 from agenttrain.served_policy import (
-    PolicySource,
     ServedPolicy,
+    ServedSource,
     check_weights,
     held,
     let_go,
@@ -56,7 +56,7 @@ class _Heard:
 class Arm:
     """A policy that answers conversations."""
 
-    source: PolicySource
+    source: ServedSource
     policy: ServedPolicy
     is_canary: bool = False
     entry: LedgerEntry | None = None
@@ -73,7 +73,7 @@ class Arm:
     @property
     def loaded(self) -> ServedCalls | None:
         """What answers. None: it is not loaded yet."""
-        return self.policy.calls if self.is_checked else None
+        return self.policy.calls if self.is_checked or self.entry is None else None
 
     def calls(self) -> ServedCalls:
         """What answers; blocks until it is loaded.
@@ -103,7 +103,7 @@ class OneRun:
     trial = None
     """No canary is ever tried."""
 
-    def __init__(self, source: PolicySource) -> None:
+    def __init__(self, source: ServedSource) -> None:
         self.incumbent = self._arm = Arm(source=source, policy=policy_of(source))
         self._is_held = False
         self._lock = threading.Lock()
@@ -158,7 +158,7 @@ class LedgerArms:
         """
         self.ledger, self._engine, self._idle_s = Ledger(folder.resolve()), engine, idle_s
         self._holds_back = holds_back
-        self._lock, self._following = threading.RLock(), threading.Lock()
+        self._lock, self._following = threading.RLock(), threading.Lock()  # taken in the other order
         self._arms: dict[str, Arm] = {}
         """Held ones, by the hash of their line; the base by an empty one."""
         self._outcomes: Outcomes | None = None
@@ -175,7 +175,7 @@ class LedgerArms:
             if not self._is_held:
                 self._is_held = True
                 self._stamp = None
-        self._follow()
+        self.follow()
 
     def close(self) -> None:
         """Serve no more."""
@@ -195,7 +195,7 @@ class LedgerArms:
         Raises:
             RunError: it serves no more.
         """
-        self._follow()
+        self.follow()
         with self._lock:
             if not self._is_held:
                 raise RunError(
@@ -274,7 +274,7 @@ class LedgerArms:
             if canary is not None:
                 self.refuse(canary, error)
 
-    def _follow(self) -> None:
+    def follow(self) -> None:
         """Take over what the ledger says by now; costs a look at the file's size and time where nothing changed."""
         if self._stamp_now() == self._stamp:
             return
@@ -321,17 +321,19 @@ class LedgerArms:
             if self._outcomes is None:
                 self._outcomes = Outcomes(self.ledger.folder)
             trial = trial_of(self.ledger, self._outcomes, entries)
-            if trial is not None and trial.table.tools == "stand_in" and not self._holds_back:
+            if trial is None:
+                return None, None
+            if trial.table.tools == "stand_in" and not self._holds_back:
                 raise PromotionError(
                     'its tools are to run their stand-ins (canary.tools = "stand_in"), and only agenttrain.attach can '
                     "have them do so"
                 )
-            return trial, trial and self._arm(source_of_entry(trial.entry, entries), trial.entry, is_canary=True)
+            return trial, self._arm(source_of_entry(trial.entry, entries), trial.entry, is_canary=True)
         except AgenttrainError as error:
             _log.error("The canary of %s can't be tried here, the incumbent answers: %s", self.ledger.file, error)
             return None, None
 
-    def _arm(self, source: PolicySource, entry: LedgerEntry | None, *, is_canary: bool) -> Arm:
+    def _arm(self, source: ServedSource, entry: LedgerEntry | None, *, is_canary: bool) -> Arm:
         source = source.with_engine(self._engine)
         return Arm(source=source, policy=policy_of(source), is_canary=is_canary, entry=entry)
 

@@ -29,7 +29,7 @@ RUNS: Final = Path("runs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicySource:
+class ServedSource:
     """Where a policy and the settings it was trained with stand."""
 
     policy: Path
@@ -42,7 +42,7 @@ class PolicySource:
     renderer: str | None = None
     """Identity of the tokenizer and template that the run trained with. None: not told."""
 
-    def with_engine(self, name: str | None) -> PolicySource:
+    def with_engine(self, name: str | None) -> ServedSource:
         """The same on another engine. None: as it is."""
         if name is None:
             return self
@@ -50,7 +50,7 @@ class PolicySource:
         return replace(self, config=self.config.model_copy(update={"engine": engine}))
 
 
-def source_of_run(run: str) -> PolicySource:
+def source_of_run(run: str) -> ServedSource:
     """Of an id under runs/, the path of a run, or the folder of a policy.
 
     Raises:
@@ -60,7 +60,7 @@ def source_of_run(run: str) -> PolicySource:
     if (Path(run) / "config.json").is_file():
         policy = Path(run).resolve()
         run_id = policy.parent.name if policy.name == "policy" else policy.name
-        return PolicySource(policy=policy, run_id=run_id, config=Config(), plugins=plugins)
+        return ServedSource(policy=policy, run_id=run_id, config=Config(), plugins=plugins)
     folder = find_run(run, RUNS)
     if not (folder.policy / "config.json").is_file():
         raise RunError(
@@ -70,7 +70,7 @@ def source_of_run(run: str) -> PolicySource:
     return _of_folder(folder, folder.policy, folder.id, plugins)
 
 
-def source_of_entry(entry: LedgerEntry, entries: tuple[LedgerEntry, ...]) -> PolicySource:
+def source_of_entry(entry: LedgerEntry, entries: tuple[LedgerEntry, ...]) -> ServedSource:
     """Of the policy that a line of a ledger is about; the settings of the base are those of the run it was left for.
 
     Raises:
@@ -80,7 +80,7 @@ def source_of_entry(entry: LedgerEntry, entries: tuple[LedgerEntry, ...]) -> Pol
     return _of_folder(_run_of(named), Path(entry.policy), entry.run_id, Plugins.load(only=environment(_PLUGINS)))
 
 
-def source_of_base(entries: tuple[LedgerEntry, ...]) -> PolicySource:
+def source_of_base(entries: tuple[LedgerEntry, ...]) -> ServedSource:
     """Of the model that the runs of a ledger begin with.
 
     Raises:
@@ -106,11 +106,11 @@ def _run_of(entry: LedgerEntry) -> RunFolder:
     return RunFolder(beside.resolve()) if (beside / "config.toml").is_file() else find_run(entry.run_id, RUNS)
 
 
-def _of_folder(folder: RunFolder, policy: Path, run_id: str, plugins: Plugins) -> PolicySource:
+def _of_folder(folder: RunFolder, policy: Path, run_id: str, plugins: Plugins) -> ServedSource:
     tables, provenance = folder.read_config()
     config = resolve((f"config.toml of run {folder.id}", tables), plugin_tables=plugins.table_names)
     graph = provenance.get("graph")
-    return PolicySource(
+    return ServedSource(
         policy=policy.resolve(),
         run_id=run_id,
         config=config,
@@ -160,7 +160,7 @@ def _hash(policy: Path) -> str:
 class ServedPolicy:
     """A policy that somebody may serve: its engine is opened with the first call and closed with the last user."""
 
-    source: PolicySource
+    source: ServedSource
     users: int = 0
     engine: Engine | None = None
     calls: ServedCalls | None = None
@@ -231,7 +231,7 @@ served_policies: dict[tuple[Path, str], ServedPolicy] = {}
 _lock = threading.Lock()
 
 
-def policy_of(source: PolicySource) -> ServedPolicy:
+def policy_of(source: ServedSource) -> ServedPolicy:
     """What serves a policy here, or would; nobody holds it yet."""
     with _lock:
         return served_policies.setdefault(_key(source), ServedPolicy(source=source))
@@ -256,5 +256,5 @@ def let_go(policy: ServedPolicy) -> None:
         policy.close()
 
 
-def _key(source: PolicySource) -> tuple[Path, str]:
+def _key(source: ServedSource) -> tuple[Path, str]:
     return source.policy, source.config.engine.name

@@ -41,10 +41,9 @@ _FILLED = ("run_manager", "config", "callbacks")
 class Effects:
     """The tools of one rollout: what is declared of them, and what ran."""
 
-    def __init__(self, tools: Mapping[str, Declared], calls: CountedCalls, unseen: Collection[str] = ()) -> None:
+    def __init__(self, tools: Mapping[str, Declared], unseen: Collection[str] = ()) -> None:
         self.tools = tools
         self.unseen = unseen
-        self.calls = calls
         self._ran = Counter[str]()
         self._stood_in = Counter[str]()
         self._lock = threading.Lock()
@@ -109,11 +108,22 @@ def effects_of(
         unseen: names of tools with a stand-in that were not found in the graph. Where there is one, a tool of which
             nothing is declared may be the one that was meant, and doesn't run.
     """
-    effects = Effects(tools, CountedCalls(request, run_id=run_id), unseen)
+    effects = Effects(tools, unseen)
     token = _effects.set(effects)
     try:
-        with counted_calls(effects.calls):
+        with counted_calls(CountedCalls(request, run_id=run_id)):
             yield effects
+    finally:
+        _effects.reset(token)
+
+
+@contextmanager
+def stand_ins_run(tools: Mapping[str, Declared]) -> Iterator[None]:
+    """Have external tools run their stand-ins in a block where a policy serves, as in a rollout; those without one run
+    themselves. Calls have no key but the one of `idempotency_key`."""
+    token = _effects.set(Effects(tools))
+    try:
+        yield
     finally:
         _effects.reset(token)
 
@@ -179,7 +189,7 @@ def _admitted(tool: BaseTool, tool_input: Any, key: str) -> tuple[BaseTool, Any]
                 f"tools={{{tool.name!r}: External(stand_in=function)}}, or External(permitted=True) if it may run."
             )
         )
-    if external.key_argument is not None:
+    if external.key_argument is not None and key:
         tool_input = _with_key(tool, tool_input, external.key_argument, key)
     effects.count(tool.name)
     return (tool if external.stand_in is None else _exchanged(tool, external.stand_in)), tool_input
