@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agenttrain.function_source import source_of
+from agenttrain.function_source import functions_in, source_of
 from agenttrain.sandbox_spec import SandboxLimits
 from agenttrain.verifiers import (
     command_exits,
@@ -106,3 +106,15 @@ def test_functions_that_hold_each_other_come_to_an_end() -> None:
         return one
 
     assert len(source_of(one)) == 2
+
+
+def of_the_module(n: int) -> int:
+    return double(n)
+
+
+def test_a_function_is_made_with_what_it_holds_and_names() -> None:
+    """By a partial, a closure or its module, also within those; a loop comes to an end."""
+    held = made(functools.partial(of_the_module, 1))
+    assert list(functions_in(held)) == [held, of_the_module, double]
+    assert list(functions_in(double)) == [double]
+    assert list(functions_in(len)) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from agenttrain.check.prepared import prepared
 from agenttrain.errors import RewardError
-from agenttrain.prepare import prepare, provenance
+from agenttrain.prepare import hidden_digests, prepare, provenance
 
 SEPARATE = """
 import importlib.util
@@ -69,6 +70,84 @@ def graph():
         seen[part] = provenance(prepare(str(file), cwd=project.folder, flags={}))["hashes"]["verifier"]
     assert seen["Part(score)"] == seen["score"]
     assert len(set(seen.values())) == 3
+
+
+HIDDEN = """
+from agenttrain import SandboxSpec
+from agenttrain.verifiers import hidden_tests
+
+tests = hidden_tests(folder=FOLDER)
+
+def softly(task, sandbox):
+    return 0.5 * tests(task, sandbox)["score"]
+
+@trainable(model=POLICY, tasks="tasks.jsonl", verifier=VERIFIER, sandbox=SandboxSpec())
+def graph():
+    return builder.compile()
+"""
+
+
+@pytest.mark.parametrize("verifier", ["tests", "softly"])
+def test_the_verifier_hash_is_of_the_hidden_files_of_what_is_evaluated(new_project: Any, verifier: str) -> None:
+    """Those of training tasks have a hash of their own: two runs that evaluate the same tasks are comparable."""
+    decorated = HIDDEN.replace("FOLDER", "lambda task: f'hidden/{task.id}'").replace("VERIFIER", verifier)
+    project = new_project(decorated=decorated)
+    for n in range(7):
+        (project.folder / "hidden" / f"task-{n}").mkdir(parents=True)
+        project.write(f"hidden/task-{n}/test_a.py", "def test_a(): pass\n")
+    first = hashes(project)
+    assert hashes(project) == first
+    assert changed_by(project, "hidden/task-5/test_a.py", first) == {"verifier"}
+    assert changed_by(project, "hidden/task-1/test_a.py", first) == {"verifier_in_training"}
+    (project.folder / "hidden" / "task-5" / "test_a.py").chmod(0o755)
+    assert {name for name, value in hashes(project).items() if value != first[name]} == {"verifier"}
+    (project.folder / "hidden" / "task-5" / "test_a.py").unlink()  # a rollout of it will tell what is missing
+    assert {name for name, value in hashes(project).items() if value != first[name]} == {"verifier"}
+
+
+def changed_by(project: Any, file: str, before: dict[str, Any]) -> set[str]:
+    """The hashes that are others while a file is another."""
+    text = (project.folder / file).read_text()
+    project.write(file, f"{text}# more\n")
+    after = hashes(project)
+    project.write(file, text)
+    return {name for name in before if before[name] != after[name]}
+
+
+def test_hidden_files_of_all_tasks_are_of_both_hashes(new_project: Any) -> None:
+    """One folder for every task, which is read once; the ids of the tasks are not of the verifier's hash."""
+    project = new_project(decorated=HIDDEN.replace("FOLDER", "'hidden'").replace("VERIFIER", "tests"))
+    (project.folder / "hidden").mkdir()
+    project.write("hidden/test_a.py", "def test_a(): pass\n")
+    first = hashes(project)
+    assert changed_by(project, "hidden/test_a.py", first) == {"verifier", "verifier_in_training"}
+    rows = [json.loads(line) for line in (project.folder / "tasks.jsonl").read_text().splitlines()]
+    project.write_tasks([{**row, "id": f"other-{row['id']}"} for row in rows])
+    assert {name for name, value in hashes(project).items() if value != first[name]} == {"tasks"}
+
+
+def test_cases_that_a_function_gives_are_of_the_verifier_hash(new_project: Any) -> None:
+    """They may come from anywhere; those of the reference are of the tasks."""
+    decorated = HIDDEN.replace("hidden_tests", "hidden_cases").replace("FOLDER", "GIVEN").replace("VERIFIER", "tests")
+    given = "import json\nfrom pathlib import Path\ndef given(task):\n    return json.loads(Path('cases.json').read_text())\n"
+    project = new_project(decorated=given + decorated.replace("folder=GIVEN", "cases=given"))
+    project.write("cases.json", '[{"call": "a:f", "expected": 1}]')
+    first = hashes(project)
+    project.write("cases.json", '[{"call": "a:f", "expected": 2}]')
+    assert {name for name, value in hashes(project).items() if value != first[name]} == {
+        "verifier",
+        "verifier_in_training",
+    }
+
+
+def test_what_judges_by_no_hidden_file_has_the_hash_of_its_source() -> None:
+    """The repair shop's cases stand in its tasks' references, of which the tasks' hash is."""
+    file = Path(__file__).parents[1] / "examples" / "code-repair" / "graph.py"
+    job = prepare(str(file), cwd=file.parent, flags={})
+    assert set(provenance(job)["hashes"]) == {"graph", "tasks", "verifier", "renderer", "model"}
+    noted = job.loaded.trainable
+    assert noted is not None
+    assert [hidden_digests(part.function, job.held_out) for part in noted.verifiers.values()] == [[], []]
 
 
 def test_a_verifier_that_may_need_more_time_than_it_has_is_refused(new_project: Any) -> None:

@@ -9,7 +9,8 @@ import dataclasses
 import functools
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import FunctionType
 from typing import Any
 
 DEEPEST = 4
@@ -29,6 +30,31 @@ def source_of(function: Any, depth: int = 0) -> tuple[str, ...]:
     except (TypeError, OSError):
         return (f"{type(function).__module__}.{type(function).__qualname__}",)
     return (source, *_settings(_closed_over(function), depth))
+
+
+def functions_in(function: Any) -> Iterator[FunctionType]:
+    """A function and those it is made with: held by a partial, closed over, or named in it and found in its module."""
+    seen: set[int] = set()
+    waiting: list[tuple[Any, int]] = [(function, 0)]
+    while waiting:
+        each, depth = waiting.pop(0)
+        if id(each) in seen or depth > DEEPEST:
+            continue
+        seen.add(id(each))
+        if inspect.isfunction(each):
+            yield each
+        waiting += [(inner, depth + 1) for inner in _held(each)]
+
+
+def _held(function: Any) -> list[Any]:
+    if isinstance(function, functools.partial):
+        return [function.func, *function.args, *function.keywords.values()]
+    if not inspect.isroutine(function):
+        return []
+    inner = inspect.unwrap(getattr(function, "__func__", function))
+    named = getattr(getattr(inner, "__code__", None), "co_names", ())
+    there = getattr(inner, "__globals__", {})
+    return [*_closed_over(function).values(), *(there[name] for name in named if name in there)]
 
 
 def _closed_over(function: Callable[..., Any]) -> dict[Any, Any]:

@@ -22,7 +22,7 @@ from agenttrain.as_is import AS_IS
 from agenttrain.capture.render import open_renderer
 from agenttrain.config import Config, anchored, environment, find_file, read_file, resolve
 from agenttrain.errors import ConfigError, ModelError, TaskError
-from agenttrain.function_source import source_of
+from agenttrain.function_source import functions_in, source_of
 from agenttrain.graph.human import check_on_interrupt
 from agenttrain.graph.load import LoadedGraph, load_graph, load_module, source_files
 from agenttrain.graph.models import models_of, nodes_of
@@ -40,6 +40,7 @@ from agenttrain.tasks import check_against_schema, few_tasks_warning, read_tasks
 from agenttrain.tool_spec import Declared
 from agenttrain.trainable import Trainable
 from agenttrain.trainer.algorithms import chosen, with_algorithm
+from agenttrain.verifiers.judging import HiddenContent
 
 FIXED = ("model", "tasks", "seed", "eval", "limits", "reward", "renderer")
 """Keys that a run keeps when it goes on, for its baseline was measured by them."""
@@ -300,7 +301,8 @@ def provenance(job: Job) -> dict[str, Any]:
         "hashes": {
             "graph": _files_hash(source_files(job.loaded)),
             "tasks": _text_hash(json.dumps([asdict(t) for t in (*job.train, *job.held_out)], default=repr)),
-            "verifier": _text_hash(json.dumps(_verifier_sources(noted))),
+            "verifier": _text_hash(json.dumps(_verifier_sources(noted, job.held_out))),
+            **_hidden_in_training(noted, job.train),
             "renderer": job.renderer.identity if job.renderer else None,
             "model": model_hash(job.model) if job.model else None,
         },
@@ -413,14 +415,32 @@ def _notes(held_out: Sequence[Task], renderer: Renderer | None) -> tuple[str, ..
     return tuple(note for note in notes if note)
 
 
-def _verifier_sources(noted: Trainable | None) -> list[tuple[Any, ...]]:
-    """(name, weight, source) of each verifier, and what else its Part declares and the functions it was made with."""
+def _verifier_sources(noted: Trainable | None, evaluated: Sequence[Task]) -> list[tuple[Any, ...]]:
+    """(name, weight, source) of each verifier, and what else its Part declares, the functions it was made with, and
+    the hidden files by which it judges the evaluated tasks."""
     sources: list[tuple[Any, ...]] = []
     for name, part in sorted(noted.verifiers.items() if noted else (), key=lambda item: item[0]):
         layer = (part.kind, part.low, part.high, part.on_error, part.closed)
         told = () if layer == ("outcome", None, None, "fail", 0.0) else (layer,)
-        sources.append((name, part.weight, *source_of(part.function), *told))
+        hidden = hidden_digests(part.function, evaluated)
+        sources.append((name, part.weight, *source_of(part.function), *told, *hidden))
     return sources
+
+
+def _hidden_in_training(noted: Trainable | None, train: Sequence[Task]) -> dict[str, str]:
+    """The hash of the hidden files by which training tasks are judged, under its name; nothing where there are none.
+
+    Apart from the verifier's, which is the same for two runs that evaluate the same tasks, whatever they train on.
+    """
+    parts = sorted(noted.verifiers.items()) if noted and train else []
+    digests = [(name, *found) for name, part in parts if (found := hidden_digests(part.function, train))]
+    return {"verifier_in_training": _text_hash(json.dumps(digests))} if digests else {}
+
+
+def hidden_digests(verifier: Any, tasks: Sequence[Task]) -> list[str]:
+    """Of a verifier, and those it is made with: a digest of the contents by which it judges these tasks."""
+    contents = [hidden for each in functions_in(verifier) if (hidden := getattr(each, "hidden", None)) is not None]
+    return [hidden.digest(tasks) for hidden in contents if isinstance(hidden, HiddenContent)]
 
 
 def _version(name: str) -> str:

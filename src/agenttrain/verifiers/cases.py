@@ -21,6 +21,7 @@ from agenttrain.sandbox_spec import SandboxLimits
 from agenttrain.verifiers.judging import (
     MAX_OUTPUT,
     Check,
+    HiddenContent,
     answer,
     end_of,
     environment,
@@ -116,7 +117,8 @@ def hidden_cases(
         checks = [_check(case, trial.came.get(case.index), tolerance) for case in asked]
         return answer(checks, submission, strict=strict, exit_code=trial.exit_code, output=trial.output)
 
-    return named(hidden_cases_pass, NAME, limits=limits, agent_seconds=lambda limits: seconds)
+    hidden = HiddenContent(of=lambda task: {"cases": _text(cases(task))}, by_task=True) if cases is not None else None
+    return named(hidden_cases_pass, NAME, limits=limits, agent_seconds=lambda limits: seconds, hidden=hidden)
 
 
 def cases_of(task: Task, cases: Callable[[Task], Sequence[Mapping[str, Any]]] | None) -> list[Case]:
@@ -133,6 +135,11 @@ def cases_of(task: Task, cases: Callable[[Task], Sequence[Mapping[str, Any]]] | 
             '"expected": 2}]} as its reference, or hidden_cases(cases=lambda task: …).'
         )
     return [_case(row, index, task) for index, row in enumerate(rows)]
+
+
+def _text(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """The same for the same cases; what is no JSON goes by its type."""
+    return json.dumps(rows, sort_keys=True, default=lambda value: type(value).__qualname__).encode()
 
 
 def is_same(expected: Any, seen: Any, tolerance: float) -> bool:

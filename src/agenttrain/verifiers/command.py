@@ -15,6 +15,7 @@ from agenttrain.verifiers.judging import (
     HiddenFiles,
     HiddenFolder,
     answer,
+    content_of,
     end_of,
     environment,
     folder_of_caller,
@@ -80,7 +81,8 @@ def command_exits(
     def agent_seconds(limits: SandboxLimits) -> float:
         return limits.seconds if seconds is None else min(seconds, limits.seconds)
 
-    return named(command_exits_well, NAME, limits=limits, agent_seconds=agent_seconds)
+    hidden = content_of(files, folder, base=base, verifier=NAME)
+    return named(command_exits_well, NAME, limits=limits, agent_seconds=agent_seconds, hidden=hidden)
 
 
 def _refused(

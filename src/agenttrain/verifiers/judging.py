@@ -6,6 +6,7 @@ Invariant: what fails on the agent's side is an answer with a reason; what fails
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,16 +35,19 @@ def named(
     *,
     limits: SandboxLimits | None,
     agent_seconds: Callable[[SandboxLimits], float],
+    hidden: HiddenContent | None = None,
 ) -> Callable[..., dict[str, Any]]:
     """A verifier under its name, that tells by `most_seconds` how long it may take whatever the agent's code does.
 
     Args:
         limits: of its judging sandboxes. None: those of the agent's.
         agent_seconds: what the agent's code may take, in a sandbox of these limits.
+        hidden: what it judges by, besides its source and the task.
     """
     told: Any = verifier
     told.__name__ = name
     told.most_seconds = lambda own: BESIDE_S + agent_seconds(limits or own)
+    told.hidden = hidden
     return verifier
 
 
@@ -208,6 +212,30 @@ def end_of(execution: Execution) -> str:
     return f"ended with exit code {execution.exit_code}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HiddenContent:
+    """What a verifier judges by, besides its source and the task, such as hidden files."""
+
+    of: Callable[[Task], Mapping[str, bytes]]
+    """A name, such as a path, to what it holds."""
+    by_task: bool
+    """Whether one task's may be another than the next one's."""
+
+    def digest(self, tasks: Sequence[Task]) -> str:
+        """SHA-256, hexadecimal, over that of all these tasks, in whatever order. What can't be had counts as such:
+        a rollout will tell why."""
+        digest = hashlib.sha256()
+        for task in sorted(tasks, key=lambda task: task.id)[: None if self.by_task else 1]:
+            digest.update(f"{task.id if self.by_task else ''}\0".encode("utf-8", "surrogatepass"))
+            try:
+                found = self.of(task)
+            except Exception as error:
+                found = {type(error).__name__: b""}
+            for name, content in sorted(found.items()):
+                digest.update(f"{name}\0{len(content)}\0".encode("utf-8", "surrogatepass") + content)
+        return digest.hexdigest()
+
+
 HiddenFiles = Files | Callable[[Task], Files]
 HiddenFolder = str | Path | Callable[[Task], str | Path]
 
@@ -235,6 +263,21 @@ def hidden_files(
             )
         found[name] = SandboxFile(data=content.encode() if isinstance(content, str) else content)
     return found
+
+
+def content_of(
+    files: HiddenFiles | None, folder: HiddenFolder | None, *, base: Path, verifier: str
+) -> HiddenContent | None:
+    """That of hidden files; None where there are none. Arguments as of `hidden_files`."""
+    if files is None and folder is None:
+        return None
+    return HiddenContent(
+        of=lambda task: {
+            f"{path}\0executable" if file.executable else path: file.data
+            for path, file in hidden_files(files, folder, task, base=base, verifier=verifier).items()
+        },
+        by_task=callable(files) or callable(folder),
+    )
 
 
 def folder_of_caller(depth: int = 2) -> Path:

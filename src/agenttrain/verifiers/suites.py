@@ -26,6 +26,7 @@ from agenttrain.verifiers.judging import (
     HiddenFiles,
     HiddenFolder,
     answer,
+    content_of,
     end_of,
     environment,
     folder_of_caller,
@@ -129,7 +130,8 @@ def hidden_tests(
         of_suite = limits.seconds if seconds is None else min(seconds, limits.seconds)
         return of_suite + (END_S if apart else of_suite + SNAPSHOT_S)
 
-    return named(hidden_tests_pass, NAME, limits=limits, agent_seconds=agent_seconds)
+    hidden = content_of(files, folder, base=base, verifier=NAME)
+    return named(hidden_tests_pass, NAME, limits=limits, agent_seconds=agent_seconds, hidden=hidden)
 
 
 def names_of_tests(hidden: Mapping[str, SandboxFile]) -> dict[str, list[str]]:

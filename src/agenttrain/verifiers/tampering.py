@@ -10,6 +10,7 @@ from agenttrain.sandbox_protocol import Sandbox
 from agenttrain.verifiers.judging import (
     HiddenFiles,
     HiddenFolder,
+    content_of,
     environment,
     folder_of_caller,
     given_sandbox,
@@ -50,5 +51,7 @@ def untampered(
             "evidence": {"tampering": list(tampering)},
         }
 
-    is_untampered.__name__ = NAME
+    told: Any = is_untampered
+    told.__name__ = NAME
+    told.hidden = content_of(files, folder, base=base, verifier=NAME)
     return is_untampered
