@@ -187,7 +187,8 @@ def _table(rollouts: Sequence[Rollout]) -> list[str]:
 
 
 def _cells(rollout: Rollout) -> tuple[str, ...]:
-    numbers = (rollout.n_turns, rollout.n_tool_calls, rollout.n_sampled_ids)
+    tokens = rollout.n_sampled_ids if rollout.tokens_told else "untold"
+    numbers = (rollout.n_turns, rollout.n_tool_calls, tokens)
     reward = "none" if rollout.reward is None else f"{rollout.reward.score:.3f}"
     return (rollout.id, rollout.status, reward, "yes" if rollout.success else "no", *map(str, numbers))
 
@@ -227,7 +228,7 @@ def _row(rollout: Rollout) -> dict[str, Any]:
         "turns": rollout.n_turns,
         "tool_calls": rollout.n_tool_calls,
         "invalid_tool_calls": rollout.n_invalid_tool_calls,
-        "tokens": rollout.n_sampled_ids,
+        "tokens": rollout.n_sampled_ids if rollout.tokens_told else None,
         "seconds": rollout.seconds,
     }
 
@@ -278,6 +279,8 @@ def _show(
     for path in paths:
         made_of = [indices[span.turn_id] for span in path.spans]
         _show_path(console, path, made_of, renderer, trained=trained, logprobs=logprobs)
+    if not paths:
+        return
     kept, dropped, rest = ("green", "yellow", "grey") if _has_colours(console) else ("⟦…⟧", "⟨…⟩", "the rest")
     becomes = "is trained" if trained else "would be trained"
     console.print(f"{kept} {becomes}, {dropped} is frozen or dropped, {rest} is context", style="dim", markup=False)
@@ -323,6 +326,8 @@ def _credit(rollout: Rollout, turn: Turn) -> float | None:
 
 
 def _turn_line(turn: Turn) -> str:
+    if turn.role == "auxiliary":
+        return _other_line(turn)
     mean = sum(turn.response_logprobs) / len(turn.response_logprobs) if turn.response_logprobs else 0.0
     kept = f", which stays as sampled ({', '.join(turn.respelled)})" if turn.respelled else ""
     follows = f"extends {turn.extends}{kept}" if turn.extends else f"new trajectory: {turn.break_cause}"
@@ -330,6 +335,18 @@ def _turn_line(turn: Turn) -> str:
         f"turn {turn.index} {turn.site.place}: {turn.role} ({turn.role_reason}), {len(turn.prompt_ids)} + "
         f"{len(turn.response_ids)} tokens, {turn.stop_reason}, mean log probability {mean:.3f}, {follows}"
     )
+
+
+def _other_line(turn: Turn) -> str:
+    """A call that another model answered, and under it what it said in the policy's place."""
+    told = ["untold" if n is None else str(n) for n in (turn.n_prompt_tokens, turn.n_response_tokens)]
+    calls = f", {turn.n_tool_calls} tool calls" if turn.n_tool_calls else ""
+    invalid = f" ({turn.n_invalid_tool_calls} invalid)" if turn.n_invalid_tool_calls else ""
+    head = (
+        f"turn {turn.index} {turn.site.place}: {turn.role} ({turn.role_reason}), {told[0]} + {told[1]} tokens, "
+        f"{turn.stop_reason}{calls}{invalid}"
+    )
+    return "\n".join([head, *(f"  {line}" for line in turn.said.splitlines())])
 
 
 def _show_path(

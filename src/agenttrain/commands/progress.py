@@ -46,7 +46,9 @@ class Progress:
 
     def starts_evaluation(self, run: RunFolder) -> None:
         """An eval begins: it trains on nothing."""
-        self._say(f"run {run.id}: {counted(len(self.job.held_out), 'task')}")
+        other = self.job.in_place
+        who = f", answered by {other.name}" if other is not None and other.model is not None else ""
+        self._say(f"run {run.id}: {counted(len(self.job.held_out), 'task')}{who}")
         self._say_notes()
 
     def starts_check(self, run: RunFolder) -> None:

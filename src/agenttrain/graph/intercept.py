@@ -29,6 +29,7 @@ from langchain_core.runnables.config import RunnableConfig, ensure_config, merge
 
 from agenttrain.errors import EscapeError, GraphError, RolloutStop
 from agenttrain.graph.attempts import running_nodes
+from agenttrain.graph.one_loop import StreamsOnOneLoop, on_one_loop, stream_on_one_loop
 from agenttrain.graph.other_model import other_model
 from agenttrain.graph.own_answer import recorded
 from agenttrain.graph.policy_model import CALL, Routed, StandIn, exact_invalid_calls, policy_for
@@ -197,6 +198,11 @@ def _routed(
     return Routed(route=route, model=model, settings=settings, site=site, role=role, reason=reason, in_place=in_place)
 
 
+def _is_outside() -> bool:
+    """Whether the user's own models answer freely here, beside rollouts that have event loops of their own."""
+    return isinstance(_route.get(), _Outside)
+
+
 def is_answered() -> bool:
     """Whether somebody answers for this context: a rollout, a policy that serves, or the user's own models."""
     return _route.get() is not None
@@ -324,11 +330,13 @@ def _agenerate_with_cache_gate(original: Callable[..., Any]) -> Callable[..., An
     ) -> ChatResult:
         routed = _by_run_manager(self, kwargs, run_manager, messages)
         if routed is None:
-            return cast(ChatResult, await original(self, messages, stop=stop, run_manager=run_manager, **kwargs))
+            asked = original(self, messages, stop=stop, run_manager=run_manager, **kwargs)
+            return cast(ChatResult, await (on_one_loop(asked) if _is_outside() else asked))
         try:
             if routed.is_own:
                 with _own(routed, messages) as said, outside_rollouts():
-                    result = await original(self, messages, stop=stop, run_manager=run_manager, **kwargs)
+                    asked = original(self, messages, stop=stop, run_manager=run_manager, **kwargs)
+                    result = await on_one_loop(asked)
                     said += _messages_of(result)
                     return cast(ChatResult, result)
             told = {**kwargs, CALL: routed}
@@ -415,17 +423,26 @@ def _astream_gate(
         model, told = self, kwargs
         if routed is not None and not routed.is_own:
             model, told, config = _stand_in(routed), {**kwargs, CALL: routed}, _with_own_config(self, config)
-        async with contextlib.aclosing(cast(Any, original(model, input, config, stop=stop, **told))) as pieces:
-            if routed is None or not routed.is_own:
-                async for piece in pieces:
-                    yield piece
-                return
-            with _own(routed, self._convert_input(input).to_messages()) as said:
-                while (piece := await _anext_outside(pieces)) is not None:
-                    said.append(piece)
-                    yield piece
+        pieces = original(model, input, config, stop=stop, **told)
+        if _is_outside():
+            pieces = stream_on_one_loop(pieces)
+        elif routed is not None and routed.is_own:
+            pieces = _recorded_pieces(routed, self._convert_input(input).to_messages(), pieces)
+        async with contextlib.aclosing(cast(Any, pieces)):
+            async for piece in pieces:
+                yield piece
 
     return astream
+
+
+async def _recorded_pieces(
+    routed: Routed, messages: Sequence[BaseMessage], pieces: AsyncIterator[AIMessageChunk]
+) -> AsyncIterator[AIMessageChunk]:
+    with _own(routed, messages) as said:
+        async with contextlib.aclosing(cast(Any, stream_on_one_loop(pieces))) as asked:
+            while (piece := await _anext_outside(asked)) is not None:
+                said.append(piece)
+                yield piece
 
 
 async def _anext_outside(pieces: AsyncIterator[Any]) -> Any:
@@ -487,7 +504,8 @@ def _aiter_events_gate(original: Callable[..., AsyncIterator[Any]]) -> Callable[
         self: BaseChatModel, messages: list[BaseMessage], *, run_manager: Any, stream: Any, **kwargs: Any
     ) -> AsyncIterator[Any]:
         routed = _by_run_manager(self, kwargs, run_manager, messages)
-        events = original(self, messages, run_manager=run_manager, stream=stream, **kwargs)
+        model: Any = StreamsOnOneLoop(self) if routed is not None or _is_outside() else self
+        events = original(model, messages, run_manager=run_manager, stream=stream, **kwargs)
         async with contextlib.aclosing(cast(Any, events)):
             if routed is None:
                 async for event in events:
