@@ -129,8 +129,8 @@ def test_hidden_files_of_all_tasks_are_of_both_hashes(new_project: Any) -> None:
 def test_cases_that_a_function_gives_are_of_the_verifier_hash(new_project: Any) -> None:
     """They may come from anywhere; those of the reference are of the tasks."""
     decorated = HIDDEN.replace("hidden_tests", "hidden_cases").replace("FOLDER", "GIVEN").replace("VERIFIER", "tests")
-    given = "import json\nfrom pathlib import Path\ndef given(task):\n    return json.loads(Path('cases.json').read_text())\n"
-    project = new_project(decorated=given + decorated.replace("folder=GIVEN", "cases=given"))
+    imports, given = "import json\nfrom pathlib import Path\n", "json.loads(Path('cases.json').read_text())"
+    project = new_project(decorated=imports + decorated.replace("folder=GIVEN", f"cases=lambda task: {given}"))
     project.write("cases.json", '[{"call": "a:f", "expected": 1}]')
     first = hashes(project)
     project.write("cases.json", '[{"call": "a:f", "expected": 2}]')

@@ -57,7 +57,8 @@ NEXT_STEPS: Mapping[str, str] = {
 IN_WORDS: Mapping[str, str] = {
     "graph": "graph.py or what it imports",
     "tasks": "the tasks",
-    "verifier": "a verifier",
+    "verifier": "a verifier, or hidden files that it judges by",
+    "verifier_in_training": "hidden files that training tasks were judged by",
     "renderer": "the chat template",
     "model": "the base",
 }
