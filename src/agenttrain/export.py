@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from agenttrain.config import Config, resolve
 from agenttrain.disk import disk_trouble, empty_folder, replace_folder
@@ -47,6 +47,9 @@ from agenttrain.promotion.fixed_set import NAME, Agreement, FixedSet, FixedTurn,
 from agenttrain.recorded_turns import recorded_turns
 from agenttrain.report import verdict
 from agenttrain.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from agenttrain.local.reloaded import Reloaded
 
 CARD = "README.md"
 N_TURNS = 32
@@ -193,7 +196,12 @@ def _checked(folder: Path, fixed: FixedSet, wanted: Wanted, tables: Mapping[str,
         check_tokenizer(folder, fixed.renderer)
     except ModelError as error:
         faults.append(str(error))
-    agreements = _agreements(folder, fixed, wanted, tables)
+    base = _base(fixed, wanted)
+    try:
+        model = reloaded(folder, base=base)
+    except ModelError as error:
+        return Exported(folder=folder, fixed=replace(fixed, agreements=()), faults=(*faults, str(error)))
+    agreements = _agreements(model, folder, base, fixed, wanted, tables)
     faults += [agreed.in_words for agreed in agreements if not agreed.passed]
     fixed = replace(fixed, agreements=tuple(agreed.as_dict() for agreed in agreements))
     return Exported(folder=folder, fixed=fixed, faults=tuple(faults))
@@ -213,9 +221,9 @@ def _other_files(folder: Path, fixed: FixedSet) -> list[str]:
     ]
 
 
-def _agreements(folder: Path, fixed: FixedSet, wanted: Wanted, tables: Mapping[str, Any]) -> list[Agreement]:
-    base = _base(fixed, wanted)
-    model = reloaded(folder, base=base)
+def _agreements(
+    model: Reloaded, folder: Path, base: Path | None, fixed: FixedSet, wanted: Wanted, tables: Mapping[str, Any]
+) -> list[Agreement]:
     agreements = [generated(TRANSFORMERS, fixed.turns, model.greedy, model)]
     if wanted.engine is not None:
         trainer = adapter_tables(folder) if base is not None else {"adapter": "none"}

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from agenttrain.local.reloaded import Reloaded
 
 TRANSFORMERS = "transformers"
-MOST_TOKENS = 256
+MOST_TOKENS = 64
 """Of an answer that is generated for a fixed set."""
 
 
