@@ -27,6 +27,8 @@ from agenttrain.capture.tool_calls import n_misfits
 from agenttrain.errors import CaptureError, EngineError, NoRoomError
 from agenttrain.protocols import Engine, Parsed, Renderer
 from agenttrain.records import Generation, Ids, ModelCall, Reply, Sampling, Turn
+from agenttrain.serving_mark import serving_here
+from agenttrain.telemetry import names
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
@@ -120,6 +122,7 @@ class ServedCalls:
         sampling = self._sampling(call, self._room(prompt_ids))
         spans = CallSpans(self._tracer, model=self._model_name, rollout_id="")
         span = spans.start(call, turn_id=turn_id, sampling=sampling)
+        _mark(span)
         try:
             future = self._engine.generate(prompt_ids, sampling, session=turn_id)
         except BaseException as error:
@@ -230,3 +233,16 @@ class ServedCalls:
         raise EngineError(
             f"Engine {self._engine.name} failed while it served: {type(error).__name__}: {error}. See its log."
         ) from error
+
+
+def _mark(span: Span) -> None:
+    """Who answers, on a call's span."""
+    served = serving_here() if span.is_recording() else None
+    if served is not None:
+        span.set_attributes(
+            {
+                names.RUN_ID: served.run_id,
+                names.CANARY: served.is_canary,
+                names.CONVERSATION_ID: served.conversation,
+            }
+        )

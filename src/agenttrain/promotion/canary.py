@@ -17,8 +17,6 @@ import hashlib
 import math
 from dataclasses import dataclass
 
-from scipy.stats import fisher_exact
-
 GROWTH = 1.2
 """Of the canary's outcomes from one look to the next."""
 SPENT = 0.15
@@ -115,6 +113,8 @@ def looked(number: int, canary: ArmCount, incumbent: ArmCount, *, false_alarm: f
     Args:
         number: from 1; each is looked at once, at what was known when the canary had its outcomes of `look_sizes`.
     """
+    from scipy.stats import fisher_exact
+
     table = [[arm.n_success, arm.n - arm.n_success] for arm in (canary, incumbent)]
     p = float(fisher_exact(table, alternative="less").pvalue) if canary.n and incumbent.n else 1.0
     bound = bound_of_look(number, false_alarm=false_alarm)

@@ -65,6 +65,7 @@ SUCCESS: Final = "agenttrain.success"
 SANDBOX: Final = "agenttrain.sandbox"
 UNENFORCED: Final = "agenttrain.sandbox.unenforced"
 TAMPERING: Final = "agenttrain.tampering"
+CANARY: Final = "agenttrain.canary"
 TRAJECTORIES: Final = "agenttrain.trajectories"
 AUXILIARY_CALLS: Final = "agenttrain.auxiliary_calls"
 MASK_REASON: Final = "agenttrain.mask_reason"
@@ -165,6 +166,9 @@ SPANS: Final[Mapping[str, SpanNames]] = {
             BREAK_CAUSE: "it begins a trajectory",
             RESPELLED: "the template would write the reply that it extends otherwise than it was sampled",
             MISSED: "the reply lacks what tool_choice or response_format asked for",
+            RUN_ID: "a policy serves: its run",
+            CANARY: "a policy serves: whether it is a canary",
+            CONVERSATION_ID: "a policy serves",
             INPUT_MESSAGES: "content is asked for",
             OUTPUT_MESSAGES: "content is asked for",
             ERROR_TYPE: "it failed",
