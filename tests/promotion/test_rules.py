@@ -117,7 +117,7 @@ def test_evidence_of_an_ended_run_made_with_what_is_here_now() -> None:
     [
         ("graph", "graph.py or what it imports"),
         ("tasks", "the tasks"),
-        ("verifier", "a verifier"),
+        ("verifier", "a verifier, or hidden files that it judges by"),
         ("renderer", "the chat template"),
         ("model", "the base"),
     ],
