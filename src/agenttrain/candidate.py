@@ -119,12 +119,12 @@ def _unlike(name: str, table: Mapping[str, Any], of_run: Mapping[str, Any], wher
 
 
 def _moved(tables: Mapping[str, Any], before: Path, now: Path) -> dict[str, Any]:
-    """The run's tables, with a model and tasks that stood under its graph's folder sought where that is now."""
+    """The run's tables, with a model and tasks that stood in its graph's folder taken from where that is now."""
     moved = dict(tables)
     for key in ("model", "tasks"):
         path = Path(str(tables.get(key, "")))
-        if path.is_absolute() and not path.exists() and path.is_relative_to(before):
-            moved[key] = str(now / path.relative_to(before))
+        if path.is_relative_to(before) and (there := now / path.relative_to(before)).exists():
+            moved[key] = str(there)
     return moved
 
 
