@@ -17,6 +17,8 @@ import numpy.typing as npt
 from agenttrain.errors import TaskError
 
 CONFIDENCE = 0.95
+FEW_DIFFER = 10
+"""With fewer tasks that differ, resampling them alone tells too little."""
 
 _CHUNK = 1_000_000
 """Draws held in memory at once."""
@@ -77,20 +79,24 @@ def paired_difference(
     """The mean over tasks of trained less base, with a bootstrap interval over tasks.
 
     The interval is the expanded percentile one: its levels are widened as Student's t asks for, without which the
-    bootstrap is too narrow with few tasks. Where all tasks differ by the same amount there is nothing to resample; then
-    the interval allows for the share of other tasks that so many equal ones leave open. One task shows nothing.
+    bootstrap is too narrow with few tasks. Resampling tells little where hardly any task differs: with fewer than
+    `FEW_DIFFER` the interval also holds that of Bonett and Price, which counts a task that gains and one that loses
+    besides. Where all tasks differ by the same amount there is nothing to resample; then it allows for the share of
+    other tasks that so many equal ones leave open. One task shows nothing.
 
     Args:
         base, trained: the same tasks, each with at least one value; the number of repeats may differ.
         confidence: chance that the interval holds the true difference; more than 0.95 where several are looked at.
-        least_span: the least that one task may be taken to differ by, where all differ by the same.
+        least_span: the least that one more task may be taken to differ by, in the unit of the values.
         n_resamples: draws of the bootstrap.
         seed: of the draws; equal seeds give equal intervals.
 
     Raises:
         TaskError: no tasks, different tasks, a task without values, or a value that is not finite.
 
-    Source: T. Hesterberg, "What Teachers Should Know about the Bootstrap", arXiv:1411.5279 (expanded percentile).
+    Source: T. Hesterberg, "What Teachers Should Know about the Bootstrap", arXiv:1411.5279 (expanded percentile);
+        D. G. Bonett and R. M. Price, "Adjusted Wald Confidence Interval for a Difference of Binomial Proportions Based
+        on Paired Data", J. Educ. Behav. Stat. 37 (2012).
 
     Example: base {"a": [0], "b": [1]}, trained {"a": [1], "b": [1]} -> value 0.5
     """
@@ -101,21 +107,21 @@ def paired_difference(
         low, high = _interval_of_equals(value, len(differences), span, tail)
     else:
         low, high = _expanded_percentile(differences, tail, n_resamples=n_resamples, seed=seed)
+        if np.count_nonzero(np.abs(differences) > 1e-12) < FEW_DIFFER:
+            least, most = _with_one_more_each_way(differences, least_span, tail)
+            low, high = min(low, least), max(high, most)
     return Difference(value=value, low=low, high=high, n_tasks=len(differences))
 
 
 def upper_bound(means: npt.NDArray[np.float64], *, n_resamples: int = 10_000, seed: int = 0) -> float:
-    """The upper bound (one-sided, 95 %) of the mean of these tasks; infinite for a single one.
+    """The upper bound (one-sided, 95 %) of the mean of these tasks; infinite where they are too few to bound it.
 
     Args:
         means: [tasks] what each came to, averaged over its repeats.
     """
-    if len(means) == 1:
-        return math.inf
-    tail = 1 - CONFIDENCE
-    if np.ptp(means) < 1e-12:
-        return _interval_of_equals(float(means[0]), len(means), abs(float(means[0])), tail)[1]
-    return _expanded_percentile(means, tail, n_resamples=n_resamples, seed=seed)[1]
+    bound = upper_bound_of_ratio(np.ones_like(means), means, n_resamples=n_resamples, seed=seed)
+    assert bound is not None
+    return bound
 
 
 def upper_bound_of_ratio(
@@ -123,23 +129,28 @@ def upper_bound_of_ratio(
 ) -> float | None:
     """The upper bound (one-sided, 95 %) of the mean of `other` over that of `base`.
 
+    A studentized bootstrap over tasks, which follows a long right tail better than percentiles do.
+
     Args:
         base, other: [tasks] of the same tasks in the same order, none below 0.
 
     Returns:
-        None where base's mean is not above 0; infinite for a single task, or where too many resamples of base are 0.
+        None where base's mean is not above 0; infinite where the tasks are too few to bound it.
+
+    Source: B. Efron and R. J. Tibshirani, "An Introduction to the Bootstrap" (1993), section 12.5 (bootstrap-t).
     """
+    n, tail = len(base), 1 - CONFIDENCE
     if base.mean() <= 0:
         return None
-    if len(base) == 1:
+    ratio, error = _ratio_and_error(np.array([_moments(base, other).mean(axis=0)]), n)
+    if n == 1:
         return math.inf
-    tail, rng = 1 - CONFIDENCE, np.random.default_rng(seed)
-    means = _resampled_means(np.column_stack([base, other]), n_resamples, rng)
-    ratios = np.divide(means[:, 1], means[:, 0], out=np.full(len(means), math.inf), where=means[:, 0] > 0)
-    if np.ptp(ratios) < 1e-12:
-        ratio = float(ratios[0])
-        return _interval_of_equals(ratio, len(base), ratio, tail)[1]
-    return float(np.quantile(ratios, 1 - _expanded(tail, len(base)), method="higher"))
+    if error[0] < 1e-12:
+        return _interval_of_equals(float(ratio[0]), n, float(abs(ratio[0])), tail)[1]
+    means = _resampled_means(_moments(base, other), n_resamples, np.random.default_rng(seed))
+    ratios, errors = _ratio_and_error(means, n)
+    t = np.divide(ratios - ratio[0], errors, out=np.full(len(ratios), -math.inf), where=errors > 1e-12)
+    return float(ratio[0] - np.quantile(t, tail, method="lower") * error[0])
 
 
 def pass_at_k(n_repeats: int, n_successes: int, k: int) -> float:
@@ -228,12 +239,44 @@ def _expanded(tail: float, n_tasks: int) -> float:
     return float(ndtr(math.sqrt(n_tasks / (n_tasks - 1)) * stdtrit(n_tasks - 1, tail)))
 
 
+def _with_one_more_each_way(differences: npt.NDArray[np.float64], span: float, tail: float) -> tuple[float, float]:
+    """The interval of a mean to which a task that gains all there is to gain, and one that loses it, were added."""
+    from scipy.special import ndtri
+
+    most = max(span, float(np.abs(differences).max()))
+    n = len(differences) + 2
+    mean = float(differences.sum()) / n
+    variance = (float((differences**2).sum()) + 2 * most**2) / n - mean**2
+    half = -float(ndtri(tail)) * math.sqrt(variance / n)
+    return mean - half, mean + half
+
+
+def _moments(base: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """[tasks, 5] whose means a ratio of means and its error are made of."""
+    return np.column_stack([base, other, base * base, base * other, other * other])
+
+
+def _ratio_and_error(
+    means: npt.NDArray[np.float64], n_tasks: int
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """[n] the ratio of means and its standard error by the delta method, from means of `_moments`; 0 and 0 at base 0."""
+    base, other, square, product, other_square = means.T
+    ratio = np.divide(other, base, out=np.zeros_like(base), where=base > 0)
+    variance = np.maximum(other_square - 2 * ratio * product + ratio**2 * square, 0.0)
+    error = np.divide(np.sqrt(variance / n_tasks), base, out=np.zeros_like(base), where=base > 0)
+    return ratio, error
+
+
 def _resampled_means(
     values: npt.NDArray[np.float64], n_resamples: int, rng: np.random.Generator
 ) -> npt.NDArray[np.float64]:
     """[n_resamples, …] means of as many of the first axis drawn with replacement."""
     n = len(values)
-    rows = max(1, _CHUNK // n)
+    distinct, counts = np.unique(values, axis=0, return_counts=True)
+    if 4 * len(distinct) <= n:  # how often each was drawn says the same, and is drawn sooner
+        means: npt.NDArray[np.float64] = rng.multinomial(n, counts / n, size=n_resamples) @ distinct / n
+        return means
+    rows = max(1, _CHUNK // values.size)
     chunks: list[Any] = []
     for start in range(0, n_resamples, rows):
         drawn = rng.integers(0, n, size=(min(rows, n_resamples - start), n), dtype=np.int32)
