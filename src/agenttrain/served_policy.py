@@ -234,7 +234,7 @@ _lock = threading.Lock()
 def policy_of(source: ServedSource) -> ServedPolicy:
     """What serves a policy here, or would; nobody holds it yet."""
     with _lock:
-        return served_policies.setdefault(_key(source), ServedPolicy(source=source))
+        return served_policies.get(_key(source)) or ServedPolicy(source=source)
 
 
 def held(policy: ServedPolicy) -> ServedPolicy:
