@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agenttrain.candidate import candidate_of
+from agenttrain.commands.promotion_text import GateProgress
 from agenttrain.plugins import hook_names
+from agenttrain.promotion.ledger import Ledger
+from agenttrain.promotion.rules import EXIT_CODES
 from agenttrain.testing import ToyRun, toy_project
+from agenttrain.verdict import Gate, Verdict
 
 HOOKS = """
 import threading
@@ -88,12 +94,19 @@ def agenttrain_update_done(step_result):
 @hookimpl
 def agenttrain_checkpoint_written(step, folder):
     note("agenttrain_checkpoint_written", step=step, files=sorted(p.name for p in Path(folder).iterdir()))
+
+
+@hookimpl
+def agenttrain_veto_promotion(promotion):
+    note("agenttrain_veto_promotion", id=promotion.run_id, rules=[result.rule for result in promotion.results])
+    return "the plugin says so"
 """
 
 
 @pytest.fixture(scope="module")
 def noted(tmp_path_factory: pytest.TempPathFactory) -> tuple[ToyRun, dict[str, list[dict[str, Any]]]]:
-    """A run of two steps whose graph.py implements every hook but commands, and what these were called with."""
+    """A run of two steps, and its gate, whose graph.py implements every hook but commands; what these were called
+    with."""
     project = toy_project(tmp_path_factory.mktemp("hooks") / "toy")
     project.graph.write_text(project.graph.read_text() + HOOKS)
     run = project.fit(
@@ -103,10 +116,22 @@ def noted(tmp_path_factory: pytest.TempPathFactory) -> tuple[ToyRun, dict[str, l
     )
     from agenttrain.graph.load import load_module
 
+    said = load_module(project.graph).CALLS
+    of_run = list(said)
+    verdict = gate_of(run, project.folder)
+    of_gate = [call for call in said[len(of_run) :] if call["hook"] == "agenttrain_veto_promotion"]
     calls: dict[str, list[dict[str, Any]]] = {}
-    for call in load_module(project.graph).CALLS:
+    for call in (*of_run, *of_gate):
         calls.setdefault(call["hook"], []).append(call)
+    calls["verdict"] = [asdict(result) for result in verdict.results]
     return run, calls
+
+
+def gate_of(run: ToyRun, folder: Path) -> Verdict:
+    """What `agenttrain promote --check-only` asks of a run."""
+    candidate = candidate_of(run.folder, graph=None, cwd=folder, flags={})
+    progress = GateProgress(candidate.job)
+    return Gate(candidate=candidate, ledger=Ledger(folder / "promotions"), runs=folder, watcher=progress).verdict()
 
 
 @pytest.mark.parametrize("name", [name for name in hook_names() if name != "agenttrain_register_commands"])
@@ -164,3 +189,13 @@ def test_what_is_not_admitted_is_dropped_with_the_reason(noted: Any) -> None:
     first = [rollout.id for rollout in run.store.rollouts() if rollout.phase == "train" and rollout.sibling == 0]
     assert len(first) == 4
     assert {dropped[id] for id in first} == {"not admitted: the first sibling"}
+
+
+def test_the_veto_is_asked_once_after_the_rules(noted: Any) -> None:
+    """Whatever they came to: this fit learned nothing. Its reason stands among the rules."""
+    run, calls = noted
+    (call,) = calls["agenttrain_veto_promotion"]
+    assert call["id"] == run.folder.id
+    assert call["rules"] == [rule for rule in EXIT_CODES if rule not in ("veto", "replay")]
+    assert calls["verdict"][-1]["figure"] == "graph.py: the plugin says so"
+    assert not calls["verdict"][-1]["passed"]

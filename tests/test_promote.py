@@ -245,7 +245,7 @@ def test_one_line_a_rule_and_the_verdict_for_people(desk: Desk) -> None:
     lines = done.out.splitlines()
     assert lines[0] == "same against base (the run's own baseline)"
     assert lines[2].startswith("✓ evidence     ")
-    assert lines[3].startswith("✗ difference   +0.000 (95 % interval -0.")
+    assert lines[3].startswith("✗ difference   success 0.000 to 0.000: +0.000 (95 % interval -0.")
     assert lines[3].endswith(" on 32 tasks)  [lower bound above 0]")
     assert "same does not serve: difference." in lines
     assert lines[-1].startswith("  difference: train longer")

@@ -157,7 +157,7 @@ def test_the_lower_bound_must_be_above(low: float, passed: bool) -> None:
 
 def test_a_difference_is_told_with_its_interval() -> None:
     result = rules.difference(in_success(interval(0.13, 0.1, 0.16)), min_difference=0)
-    assert result.figure == "+0.130 (95 % interval +0.100 to +0.160 on 50 tasks)"
+    assert result.figure == "success 0.500 to 0.600: +0.130 (95 % interval +0.100 to +0.160 on 50 tasks)"
     assert rules.difference(in_success(None), min_difference=-1).passed is False
 
 

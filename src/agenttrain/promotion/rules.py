@@ -101,14 +101,15 @@ def _faults(report: Mapping[str, Any]) -> list[str]:
 
 def difference(compared: Compared, *, min_difference: float) -> RuleResult:
     """Success is shown to be better than what serves now."""
-    success = compared.measures["success"].difference
-    bound = f"lower bound above {min_difference:g}"
-    if success is None:
+    success = compared.measures["success"]
+    bound, found = f"lower bound above {min_difference:g}", success.difference
+    if found is None:
         return _result("difference", False, "not measured", bound)
     figure = (
-        f"{success.value:+.3f} (95 % interval {success.low:+.3f} to {success.high:+.3f} on {_tasks(success.n_tasks)})"
+        f"success {success.base:.3f} to {success.other:.3f}: {found.value:+.3f} (95 % interval {found.low:+.3f} to "
+        f"{found.high:+.3f} on {_tasks(found.n_tasks)})"
     )
-    return _result("difference", success.low > min_difference, figure, bound)
+    return _result("difference", found.low > min_difference, figure, bound)
 
 
 def slices(compared: Compared, *, slice_loss: float) -> RuleResult:
