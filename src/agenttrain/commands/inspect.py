@@ -71,8 +71,8 @@ def inspect_command(
         _list(rollouts, view, limit, as_json=json)
         return
     found = find_rollout(view, rollout)
-    renderer = None if json else _renderer(folder.read_config()[0])
     paths = view.trajectories(found.id)
+    renderer = None if json or not paths else _renderer(folder.read_config()[0])
     fate = fate_of(found, folder, view)
     _show(found, fate, view.turns(found.id), paths, renderer, as_json=json, logprobs=logprobs)
 
