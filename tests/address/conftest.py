@@ -120,6 +120,12 @@ class Desk:
     http: httpx.Client
     client: OpenAI
 
+    def hello(self) -> Generation:
+        """What the engine would say, for a call that it holds."""
+        _, sampling = self.engine.asked[-1]
+        ids = (*self.engine.encode("Hello there."), *sampling.stop_ids[:1])
+        return _generation(ids, whole=True)
+
 
 @contextmanager
 def answered(address: Address) -> Iterator[str]:

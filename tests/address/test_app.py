@@ -102,16 +102,9 @@ def test_async_requests_are_answered_together(open_desk: Any) -> None:
         while len(desk.engine.open) < n_requests:
             thread.join(0.005)
         for future in list(desk.engine.open.values()):
-            future.set_result(_hello(desk))
+            future.set_result(desk.hello())
         thread.join()
     assert answers == ["Hello there."] * n_requests
-
-
-def _hello(desk: Any) -> Any:
-    desk.engine.holds = False
-    future = desk.engine.generate((1,), desk.engine.asked[-1][1], session="hello")
-    desk.engine.holds = True
-    return future.result()
 
 
 # Tools
@@ -328,7 +321,7 @@ def test_a_request_too_many_is_told_to_come_again(open_desk: Any) -> None:
             desk.client.chat.completions.create(model="m", messages=ASK)
         assert error.value.response.headers["retry-after"] == "1"
         (future,) = desk.engine.open.values()
-        future.set_result(_hello(desk))
+        future.set_result(desk.hello())
         first.join()
         desk.engine.holds = False
         assert desk.client.chat.completions.create(model="m", messages=ASK).choices[0].message.content == "Hello there."

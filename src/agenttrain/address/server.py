@@ -33,7 +33,7 @@ def listening(host: str, port: int) -> socket.socket:
     """A socket that takes connections.
 
     Args:
-        port: 0 for any free one.
+        port: to 65535; 0 for any free one.
 
     Raises:
         ConfigError: the address is taken, or not this machine's.
@@ -41,7 +41,7 @@ def listening(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise ConfigError(
             f"--host {host} --port {port} can't be listened at: {error}. Name another, or --port 0 for any free one."
         ) from None

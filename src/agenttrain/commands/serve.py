@@ -19,7 +19,7 @@ CLOSES_IN_S = 15.0
 def serve_command(
     run: Annotated[str, typer.Argument(help="A run's id or path, the folder of a policy, or promoted.", metavar="RUN")],
     host: Annotated[str, typer.Option("--host", help="Where it listens; 0.0.0.0 for every interface.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="0 picks a free one.")] = 8000,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 picks a free one.")] = 8000,
     name: Annotated[str | None, typer.Option("--name", help="Of the model in /v1/models; RUN unless given.")] = None,
     strict_model: Annotated[bool, typer.Option("--strict-model", help="Refuse requests for other models.")] = False,
     api_key_env: Annotated[

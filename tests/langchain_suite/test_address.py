@@ -1,0 +1,69 @@
+"""langchain-tests' standard integration suite on ChatOpenAI, answered by a trained policy over HTTP."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from langchain_openai import ChatOpenAI
+from langchain_tests.integration_tests import ChatModelIntegrationTests
+
+from agenttrain.address.app import Address, Settings
+from agenttrain.address.server import listening, url_of
+from agenttrain.serving import open_serving
+
+POLICY = Path(__file__).parent / "policy"
+"""It has learned what the suite asks."""
+
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:.*in beta")]
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """Where the policy is served."""
+    serving = open_serving(POLICY)
+    address = Address(serving, Settings(name="learned"))
+    with listening("127.0.0.1", 0) as sock:
+        server = uvicorn.Server(uvicorn.Config(address.app(), log_config=None, access_log=False, lifespan="off"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
+        thread.start()
+        try:
+            yield url_of(sock)
+        finally:
+            server.should_exit = True
+            thread.join()
+            address.close()
+            serving.close()
+
+
+class TestChatOpenAIAtAnAddress(ChatModelIntegrationTests):
+    """Structured output by function calling, as the policy has learned it."""
+
+    @pytest.fixture(autouse=True)
+    def _address(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("OPENAI_BASE_URL", url)
+        monkeypatch.setenv("OPENAI_API_KEY", "unused")
+
+    @property
+    def chat_model_class(self) -> type[ChatOpenAI]:
+        return ChatOpenAI
+
+    @property
+    def chat_model_params(self) -> dict[str, Any]:
+        return {"model": "gpt-4o-mini", "temperature": 0, "stream_usage": True}
+
+    @property
+    def structured_output_kwargs(self) -> dict[str, Any]:
+        return {"method": "function_calling"}
+
+    @property
+    def supports_json_mode(self) -> bool:
+        return True
+
+    @property
+    def supports_anthropic_inputs(self) -> bool:
+        return True
