@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -322,3 +324,11 @@ def test_what_was_not_checked_is_no_pass() -> None:
     assert rules.unchecked("slices", "other tasks") == RuleResult(
         rule="slices", passed=False, figure="not checked: other tasks", bound=""
     )
+
+
+def test_the_table_of_the_docs_is_that_of_the_rules() -> None:
+    """Each rule's code, name and next step."""
+    page = Path(__file__).parents[2] / "docs" / "promotion.md"
+    rows = [line.strip("| ").split(" | ") for line in page.read_text().splitlines() if re.match(r"\| \d\d \|", line)]
+    found = [(int(code), name.strip("`"), step) for code, name, _, step in rows]
+    assert found == [(code, rule, rules.NEXT_STEPS[rule]) for rule, code in rules.EXIT_CODES.items()]
