@@ -21,6 +21,8 @@ from agenttrain.errors import ModelError, PromotionError, RunError
 from agenttrain.folder_hash import policy_hash
 from agenttrain.graph.intercept import self_test
 from agenttrain.plugins import Plugins
+from agenttrain.promotion.fixed_set import NAME as FIXED_SET
+from agenttrain.promotion.fixed_set import read_fixed_set
 from agenttrain.promotion_record import BASE, LedgerEntry
 from agenttrain.protocols import Engine, EngineContext
 from agenttrain.run_folder import RunFolder, find_run
@@ -60,7 +62,8 @@ def source_of_run(run: str) -> ServedSource:
     if (Path(run) / "config.json").is_file():
         policy = Path(run).resolve()
         run_id = policy.parent.name if policy.name == "policy" else policy.name
-        return ServedSource(policy=policy, run_id=run_id, config=Config(), plugins=plugins)
+        source = ServedSource(policy=policy, run_id=run_id, config=Config(), plugins=plugins)
+        return _as_exported(source) if (policy / FIXED_SET).is_file() else source
     folder = find_run(run, RUNS)
     if not (folder.policy / "config.json").is_file():
         raise RunError(
@@ -68,6 +71,13 @@ def source_of_run(run: str) -> ServedSource:
             f"--resume {folder.id}, or name another run or the folder of a model."
         )
     return _of_folder(folder, folder.policy, folder.id, plugins)
+
+
+def _as_exported(source: ServedSource) -> ServedSource:
+    """With the renderer that an exported folder says its policy was trained with."""
+    fixed = read_fixed_set(source.policy)
+    config = resolve((FIXED_SET, {"renderer": fixed.renderer_table}))
+    return replace(source, config=config, renderer=fixed.renderer)
 
 
 def source_of_entry(entry: LedgerEntry, entries: tuple[LedgerEntry, ...]) -> ServedSource:
@@ -181,7 +191,8 @@ class ServedPolicy:
                     "ended, while a run of the graph went on. Let runs end first."
                 )
             if self.calls is None:
-                self.calls = self._open()
+                with _loading:
+                    self.calls = self._open()
             return self.calls
 
     def close(self) -> None:
@@ -226,6 +237,8 @@ class ServedPolicy:
         )
 
 
+_loading = threading.Lock()
+"""One policy at a time: transformers 5 gives half of itself to a thread that imports it while another does."""
 served_policies: dict[tuple[Path, str], ServedPolicy] = {}
 """(folder, engine) to what serves it in this process."""
 _lock = threading.Lock()

@@ -135,7 +135,7 @@ class GraphRun:
         """Around each step of the graph."""
         with (
             use_route(ServedRoute(self.answers, lambda: self.conversation)),
-            current_serving_is(lambda: served_by(self.arm, self.conversation)),
+            current_serving_is(self._mark),
             current_sandbox_is(self._sandbox),
             self._held_back(),
         ):
@@ -147,7 +147,8 @@ class GraphRun:
             self._record(True, "ended")
             return
         try:
-            success = self.outcome(input, state)
+            with current_serving_is(self._mark):
+                success = self.outcome(input, state)
         except Exception:
             _log.exception("outcome=%s raised, so how this run went is not known", function_name(self.outcome))
             return
@@ -160,6 +161,9 @@ class GraphRun:
     def close(self) -> None:
         """Leave what it was given."""
         self._stack.close()
+
+    def _mark(self) -> Served:
+        return served_by(self.arm, self.conversation)
 
     def _record(self, success: bool | float | None, source: Source, *, why: str = "") -> None:
         if self.trial is None:
