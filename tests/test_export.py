@@ -17,6 +17,7 @@ from agenttrain.folder_hash import policy_hash
 from agenttrain.policy_source import find_policy
 from agenttrain.promotion.ledger import Ledger
 from agenttrain.run_folder import RunFolder
+from agenttrain.served_policy import source_of_run
 from agenttrain.testing import tiny_model, toy_project
 
 WEIGHTS = "model.safetensors"
@@ -378,7 +379,8 @@ def test_promoted_names_what_the_ledger_says(run: RunFolder, command: Any) -> No
     """And the card says since when; without a ledger it is an error that names what there is."""
     done = command("export", "promoted")
     assert done.code == 2
-    assert "Several ledgers or none in promotions. There are none there." in done.err
+    assert "There is not one ledger in " in done.err
+    assert "/promotions. There are none there." in done.err
     ledger = Ledger(Path("promotions/desk"))
     ledger.append(
         "promoted",
@@ -393,6 +395,21 @@ def test_promoted_names_what_the_ledger_says(run: RunFolder, command: Any) -> No
     assert done.json["run_id"] == run.id
     assert "promoted in the place of `base`, all rules hold" in (Path(done.json["folder"]) / "README.md").read_text()
     assert "Ledgers there: desk. Say which" in command("export", "promoted:desc").err
+    assert (
+        find_policy("promotions/desk", runs=Path("runs")).run == find_policy("promoted", runs=Path("runs")).run == run
+    )
+    change(run.policy, lambda weights: change_one(weights, row=319, by=1e-6))
+    assert "was promoted (line 1 of " in command("export", "promoted").err
+
+
+def test_an_exported_folder_is_served_by_the_renderer_it_was_trained_with(run: RunFolder, command: Any) -> None:
+    """Family and history are read from it; a template of somebody else's is refused."""
+    assert command("export", run.id, "--to", "out").code == 0
+    path = Path("out/fixed_set.json")
+    path.write_text(path.read_text().replace('"history": "keep"', '"history": "template"'))
+    source = source_of_run("out")
+    assert (source.config.renderer.family, source.config.renderer.history) == ("default", "template")
+    assert source.renderer == run.read_config()[1]["hashes"]["renderer"]
 
 
 def test_a_run_that_has_no_policy_is_told(run: RunFolder, command: Any) -> None:

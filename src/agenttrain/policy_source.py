@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from agenttrain.errors import PromotionError, RunError
-from agenttrain.folder_hash import file_hashes, hash_of_files
+from agenttrain.folder_hash import file_hashes, hash_of_files, policy_hash
 from agenttrain.promotion.ledger import PROMOTIONS, Ledger, serving_now
 from agenttrain.promotion_record import BASE, LedgerEntry
 from agenttrain.run_folder import RunFolder, find_run
 
 PROMOTED = "promoted"
-"""In place of a run: what serves by the ledger; "promoted:NAME" where there are several."""
+"""In place of a run: what serves by the ledger; "promoted:NAME" where there are several, or its folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +52,9 @@ def find_policy(name: str, *, runs: Path) -> PolicySource:
         PromotionError: nothing was promoted, or not as it lies there now.
     """
     if name == PROMOTED or name.startswith(f"{PROMOTED}:"):
-        entry = _promoted(name.partition(":")[2], runs.parent / PROMOTIONS)
-        name = entry.policy
+        name = _promoted(_ledger(name.partition(":")[2], runs.parent / PROMOTIONS))
+    elif Ledger(Path(name)).file.is_file():
+        name = _promoted(Ledger(Path(name)))
     path = Path(name).resolve()
     of_run = path.name == "policy" and (path.parent / "config.toml").is_file()
     if (path / "config.json").is_file() and not of_run:
@@ -111,13 +112,26 @@ def _of_run(run: RunFolder) -> PolicySource:
     return PolicySource(folder=run.policy, run=run, report=report, tables=tables, made_by=made_by)
 
 
-def _promoted(name: str, promotions: Path) -> LedgerEntry:
+def _ledger(name: str, promotions: Path) -> Ledger:
+    """Of that name; of none, the only one."""
     ledgers = {folder.name: Ledger(folder) for folder in sorted(promotions.glob("*/"))}
-    if name not in ledgers and (name or len(ledgers) != 1):
-        known = f"Ledgers there: {', '.join(ledgers)}." if ledgers else "There are none there."
-        ask = f"No ledger is named {name!r}" if name else "Several ledgers or none"
-        raise PromotionError(f"{ask} in {promotions}. {known} Say which: promoted:NAME.")
-    entry = serving_now((ledgers[name] if name else next(iter(ledgers.values()))).entries())
+    if name in ledgers:
+        return ledgers[name]
+    if not name and len(ledgers) == 1:
+        return next(iter(ledgers.values()))
+    known = f"Ledgers there: {', '.join(ledgers)}." if ledgers else "There are none there."
+    seen = f"No ledger is named {name!r}" if name else "There is not one ledger"
+    raise PromotionError(f"{seen} in {promotions.absolute()}. {known} Say which: promoted:NAME.")
+
+
+def _promoted(ledger: Ledger) -> str:
+    """The folder of what serves, as it was promoted."""
+    entry = serving_now(ledger.entries())
     if entry is None or entry.run_id == BASE:
-        raise PromotionError(f"By the ledger in {promotions} the base serves. Promote a run first, or name one.")
-    return entry
+        raise PromotionError(f"By {ledger.file} the base serves. Promote a run first, or name one.")
+    if (seen := policy_hash(Path(entry.policy))) != entry.weights:
+        raise PromotionError(
+            f"{entry.policy} has hash {seen[:16]}, and {entry.weights[:16]} was promoted (line {entry.number} of "
+            f"{ledger.file}). Put it back as it was, or promote another run."
+        )
+    return entry.policy

@@ -119,7 +119,8 @@ def _use(facts: CardFacts) -> list[str]:
         ]
     )
     server = (
-        f"python -m sglang.launch_server --model-path {fixed.base} --enable-lora --lora-paths policy=FOLDER"
+        f"python -m sglang.launch_server --model-path {fixed.base} --dtype float32 --enable-lora "
+        "--lora-paths policy=FOLDER"
         if fixed.form == "adapter"
         else "python -m sglang.launch_server --model-path FOLDER --dtype float32"
     )
@@ -245,7 +246,7 @@ def _provenance(facts: CardFacts) -> list[str]:
     named = ", ".join(f"{name} {version}" for name, version in versions.items())
     return [
         f"- policy: `{facts.fixed.weights}` (SHA-256 over all files that fit exported)",
-        *(f"- {name}: `{value}`" for name, value in hashes.items() if value),
+        *(f"- {'base' if name == 'model' else name}: `{value}`" for name, value in hashes.items() if value),
         *([f"- versions: Python {facts.made_by.get('python', 'unknown')}, {named}"] if named else []),
         *(f"- verified: {_text(_agreed(agreed))}" for agreed in facts.fixed.agreements),
     ]

@@ -67,6 +67,11 @@ class FixedSet:
     agreements: tuple[Mapping[str, Any], ...] = ()
     """`Agreement.as_dict` of whoever answered the turns when the folder was written."""
 
+    @property
+    def renderer_table(self) -> dict[str, str]:
+        """Of the configuration: by which prompts are made as in training."""
+        return {"family": self.renderer.partition(":")[0], "history": self.history}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnSeen:
