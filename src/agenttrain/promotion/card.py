@@ -141,7 +141,7 @@ def _use(facts: CardFacts) -> list[str]:
         "trained so and has to be served so.",
         f"- Its prompts are made by `{fixed.renderer}` (family, hash of the tokenizer, hash of the chat template); a "
         "changed template is another policy.",
-        f"- A reply ends at {' or '.join(map(str, facts.stop_ids))}; it was evaluated {_sampling(facts.report)}.",
+        f"- A reply ends at token {' or '.join(map(str, facts.stop_ids))}; it was evaluated {_sampling(facts.report)}.",
         f"- `agenttrain export --check FOLDER` loads it and holds its answers against the {len(fixed.turns)} turns of "
         "fixed_set.json.",
     ]
