@@ -23,6 +23,7 @@ from agenttrain.capture.render import open_renderer
 from agenttrain.capture.served import ServedCalls
 from agenttrain.errors import EngineError
 from agenttrain.records import Generation, Ids, Sampling
+from agenttrain.serving_mark import Served
 from agenttrain.testing import tiny_model
 
 
@@ -93,6 +94,7 @@ class ToldServing:
     answers: ServedCalls
     outcomes: list[tuple[str, object, str]] = field(default_factory=list)
     asked_for: list[str] = field(default_factory=list)
+    is_canary: bool = False
 
     def calls(self) -> ServedCalls:
         return self.answers
@@ -100,6 +102,9 @@ class ToldServing:
     def calls_for(self, conversation: str) -> ServedCalls:
         self.asked_for.append(conversation)
         return self.answers
+
+    def served(self, conversation: str) -> Served:
+        return Served(run_id="told-1", is_canary=self.is_canary, conversation=conversation)
 
     def record_outcome(self, conversation: str, success: bool | float | None, *, why: str = "") -> bool:
         self.outcomes.append((conversation, success, why))
@@ -168,9 +173,11 @@ def open_desk(model_folder: Path) -> OpenDesk:
         return tuple(tokenizer.encode(text).ids)
 
     @contextmanager
-    def opened(*texts: str, **settings: Any) -> Iterator[Desk]:
+    def opened(*texts: str, tracer: Any = None, **settings: Any) -> Iterator[Desk]:
         engine = ToldEngine(encode, renderer.decode, list(texts or ("Hello there.",)))
-        calls = ServedCalls(engine=engine, renderer=renderer, temperature=0, max_tokens=200, model_name="told-1")
+        calls = ServedCalls(
+            engine=engine, renderer=renderer, temperature=0, max_tokens=200, model_name="told-1", tracer=tracer
+        )
         serving: Any = ToldServing(calls)
         address = Address(serving, Settings(name="told", **settings))
         with answered(address) as url, httpx.Client(base_url=url, verify=False) as http:

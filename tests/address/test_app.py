@@ -11,6 +11,9 @@ import httpx
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 ASK: Any = [{"role": "user", "content": "How many lamps?"}]
 TOOL: Any = {
@@ -360,3 +363,35 @@ def test_an_outcome_counts_for_the_conversation_that_was_told(desk: Any) -> None
     for wrong in ({"success": True}, {"conversation": "a"}, {"conversation": "a", "success": "yes"}):
         assert desk.http.post("/outcomes", json=wrong).status_code == 400
     assert desk.http.get("/serving").json() == {"serves": "told"}
+
+
+def test_an_answer_of_a_canary_says_so_and_one_that_failed_counts(open_desk: Any) -> None:
+    """The client runs the tools, and may hold them back; a canary whose engine is gone must not stay."""
+    with open_desk() as desk:
+        desk.serving.is_canary = True
+        create = desk.client.chat.completions.with_raw_response.create
+        assert create(model="m", messages=ASK).headers["x-canary"] == "true"
+        assert desk.serving.outcomes == []
+        desk.engine.failed = "It is gone."
+        with pytest.raises(openai.InternalServerError):
+            create(model="m", messages=ASK, user="c")
+        with pytest.raises(openai.BadRequestError):
+            create(model="m", messages=ASK, user="c", n=2)
+        assert desk.serving.outcomes == [("c", False, "EngineError")]
+        desk.serving.is_canary, desk.engine.failed = False, ""
+        assert "x-canary" not in create(model="m", messages=ASK).headers
+
+
+def test_the_span_of_an_answer_continues_the_clients_trace(open_desk: Any) -> None:
+    """By traceparent, with the run and the conversation on it."""
+    trace_id, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    with open_desk(tracer=provider.get_tracer("test")) as desk:
+        headers = {"traceparent": f"00-{trace_id}-{parent}-01", "X-Conversation-Id": "a"}
+        desk.client.chat.completions.create(model="m", messages=ASK, extra_headers=headers)
+    (span,) = exporter.get_finished_spans()
+    assert (f"{span.context.trace_id:032x}", f"{span.parent.span_id:016x}") == (trace_id, parent)
+    assert span.attributes["gen_ai.conversation.id"] == "a"
+    assert span.attributes["agenttrain.run.id"] == "told-1"

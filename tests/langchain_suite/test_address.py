@@ -54,7 +54,9 @@ class TestChatOpenAIAtAnAddress(ChatModelIntegrationTests):
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        return {"model": "gpt-4o-mini", "temperature": 0, "stream_usage": True}
+        """Each test has an event loop of its own, and a connection kept alive belongs to one."""
+        closing = {"Connection": "close"}
+        return {"model": "gpt-4o-mini", "temperature": 0, "stream_usage": True, "default_headers": closing}
 
     @property
     def structured_output_kwargs(self) -> dict[str, Any]:

@@ -28,13 +28,17 @@ from agenttrain.address.completion import as_json, chunks, completion, events
 from agenttrain.address.conversation import HEADER, conversation_of, plain_id
 from agenttrain.address.refusal import Refusal, refusal_of
 from agenttrain.address.request import Asked, read_body, read_request
+from agenttrain.capture.served import ServedCalls
 from agenttrain.errors import AgenttrainError
 from agenttrain.records import ModelCall, Reply
 from agenttrain.serving import Serving
+from agenttrain.serving_mark import Served, current_serving_is
 
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
 
+CANARY: Final = "X-Canary"
+"""Header of an answer that a canary gave: what its tool calls do may have to be held back."""
 MOST_BYTES: Final = 16 * 2**20
 """Of a request's body."""
 GONE: Final = 499
@@ -116,9 +120,12 @@ class Address:
         headers = {HEADER: id} | _without_effect(asked)
         with self._place():
             answer = self._answer(asked.call, id, dict(request.headers))
-            reply = await self._unless_gone(request, answer)
-        if reply is None:
+            answered = await self._unless_gone(request, answer)
+        if answered is None:
             return Response(status_code=GONE)
+        reply, served = answered
+        if served.is_canary:
+            headers[CANARY] = "true"
         if not asked.stream:
             return _json(completion(reply), headers=headers)
         pieces = chunks(reply, include_usage=asked.include_usage)
@@ -156,13 +163,23 @@ class Address:
 
     # What they share
 
-    async def _answer(self, call: ModelCall, conversation: str, headers: Mapping[str, str]) -> Reply:
+    async def _answer(self, call: ModelCall, conversation: str, headers: Mapping[str, str]) -> tuple[Reply, Served]:
+        """The answer, and which policy gave it. A canary's conversation that gets none counts as a failure."""
         try:
-            calls = await self._in_thread(self._serving.calls_for, conversation)
-            with telemetry.continued_from(headers):
-                return await calls.aanswer(call)
-        except Exception as error:  # of a chat template or a plugin
+            calls, served = await self._in_thread(self._who_answers, conversation)
+        except Exception as error:
             raise refusal_of(error) from error
+        try:
+            with current_serving_is(lambda: served), telemetry.continued_from(headers):
+                return await calls.aanswer(call), served
+        except Exception as error:  # of a chat template or a plugin
+            refusal = refusal_of(error)
+            if served.is_canary and refusal.status >= 500:
+                await self._in_thread(self._serving.record_outcome, conversation, False, why=type(error).__name__)
+            raise refusal from error
+
+    def _who_answers(self, conversation: str) -> tuple[ServedCalls, Served]:
+        return self._serving.calls_for(conversation), self._serving.served(conversation)
 
     async def _unless_gone(self, request: Request, answer: Coroutine[Any, Any, T]) -> T | None:
         """What is awaited. None: the client has gone; then, as on a cut, the engine is told to end the call."""
