@@ -23,9 +23,14 @@ Commands:
   check    Try a graph before it is trained.
   fit      Measure a baseline, train, measure again.
   eval     Roll out tasks once more, and report.
+  compare  Hold evaluations against each other, with intervals.
   inspect  Look at a run's rollouts, token by token.
+  export   A policy as a Hugging Face folder, with proof of its answers.
+  promote  Let a policy serve, if it passes every rule; the way back.
+  serve    An OpenAI-compatible address over a policy.
   plugins  List plugins, and why some were left out.
   doctor   Check that versions, machine and model fit together.
+  cases    The regression set: add, list, remove.
 """
 HEAVY = ("torch", "transformers", "langgraph", "langchain_core", "renderers", "openai", "sqlite3")
 

@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 
 from agenttrain.promotion.compare import Difference
+from agenttrain.promotion.comparison import Compared, MeasureDifference, SliceDifference
 from agenttrain.promotion.summary import summarize
 from agenttrain.records import Reward, Rollout, Task
 from agenttrain.report import RunFacts, eval_report, eval_text, fit_report, fit_text, logprob_gap, per_success, verdict
@@ -67,12 +68,39 @@ def evaluation(*, successes: int, temperature: float = 0.0) -> dict[str, Any]:
     return summarize(rollouts, tasks, 1, temperature=temperature)
 
 
+def compared(value: float, low: float, high: float) -> Compared:
+    """Of four tasks: success as given, one more measure, and the slice of the easy ones."""
+    success = Difference(value=value, low=low, high=high, n_tasks=4)
+    easy = Difference(value=0.5, low=-0.25, high=1.0, n_tasks=2)
+    reward = Difference(value=-0.25, low=-0.5, high=0.125, n_tasks=3)
+    return Compared(
+        base="before",
+        other="after",
+        n_tasks=4,
+        measures={
+            "success": MeasureDifference(measure="success", base=0.25, other=0.75, difference=success, n_left_out=0),
+            "reward": MeasureDifference(measure="reward", base=0.5, other=0.25, difference=reward, n_left_out=1),
+            "safety_violations": MeasureDifference(
+                measure="safety_violations", base=None, other=None, difference=None, n_left_out=4
+            ),
+        },
+        slices=(
+            SliceDifference(
+                key="kind", value="easy", n_tasks=2, base=0.5, other=1.0, difference=easy, simultaneous=success
+            ),
+        ),
+        pass_at_k={},
+        smallest_effect=0.75,
+        notes=(),
+    )
+
+
 def report_of(**changes: Any) -> dict[str, Any]:
     """A fit that went from 1 to 3 successes of 4."""
     given: dict[str, Any] = {
         "baseline": evaluation(successes=1),
         "trained": evaluation(successes=3),
-        "difference": Difference(value=0.5, low=0.125, high=0.875, n_tasks=4),
+        "compared": compared(0.5, 0.125, 0.875),
         "tokens": {
             "sampled": 12345,
             "trained": 12000,
@@ -117,10 +145,16 @@ difference is above 0.
 
 Difference in success: +0.500, 95 % interval +0.125 to +0.875 (paired bootstrap over tasks).
 
-| slice | tasks | before | after |
-|---|---|---|---|
-| kind = easy | 2 | 0.500 | 1.000 |
-| kind = hard | 2 | 0.000 | 0.500 |
+| after less before | difference | 95 % interval |
+|---|---|---|
+| reward | -0.250 | -0.500 to +0.125 (1 task left out) |
+
+4 tasks that vary like these can show a difference in success of 0.750 or more (95 %, power 80 %).
+
+| slice | tasks | before | after | 95 % interval of the difference |
+|---|---|---|---|---|
+| kind = easy | 2 | 0.500 | 1.000 | -0.250 to +1.000, shown |
+| kind = hard | 2 | 0.000 | 0.500 |  |
 
 ## How it was trained
 - policy: policies/tiny, 1,234,567 parameters, in place of ChatOpenAI gpt-4o-mini
@@ -176,7 +210,7 @@ def test_gates_and_parts_are_in_the_text_where_there_are_some() -> None:
         )
     )
     assert "| environment failures | 0 | 0 |\n| closed by a gate | 2 | 2 |\n| safety violations | 1 | 1 |\n\n" in text
-    assert text.partition("| kind = hard | 2 | 0.000 | 0.500 |\n\n")[2].startswith("""\
+    assert text.partition("| kind = hard | 2 | 0.000 | 0.500 |  |\n\n")[2].startswith("""\
 ## Parts of the reward
 ```
 tests: outcome, weight 1; mean 0.250 before, 0.750 after
@@ -205,6 +239,7 @@ def test_the_keys_of_a_fits_json() -> None:
         "baseline",
         "trained",
         "difference",
+        "compared",
         "tokens",
         "logprob_gap",
         "wall_s",
@@ -298,13 +333,13 @@ def test_an_evaluation_in_which_nothing_ran_has_no_means() -> None:
 )
 def test_the_verdict_says_no_more_than_the_interval(low: float, high: float, expected: str) -> None:
     """Better, worse, or not shown."""
-    assert verdict(report_of(difference=Difference(value=0.5, low=low, high=high, n_tasks=4))) == expected
+    assert verdict(report_of(compared=compared(0.5, low, high))) == expected
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 0.5), (-0.5, 0.0), (0.0, 0.0)])
 def test_an_interval_that_ends_at_zero_shows_no_difference(low: float, high: float) -> None:
     """The bound must be past 0, as the promotion gate asks."""
-    text = verdict(report_of(difference=Difference(value=0.0, low=low, high=high, n_tasks=4)))
+    text = verdict(report_of(compared=compared(0.0, low, high)))
     assert text.startswith("No difference is shown")
 
 

@@ -18,6 +18,7 @@ from agenttrain import __version__
 from agenttrain.commands.arguments import CommandEnded, print_error, print_json
 from agenttrain.commands.cases import cases_app
 from agenttrain.commands.check import check_command
+from agenttrain.commands.compare import compare_command
 from agenttrain.commands.doctor import doctor_command
 from agenttrain.commands.eval import eval_command
 from agenttrain.commands.export import export_command
@@ -45,6 +46,7 @@ app = typer.Typer(
 app.command("check", short_help="Try a graph before it is trained.")(check_command)
 app.command("fit", short_help="Measure a baseline, train, measure again.")(fit_command)
 app.command("eval", short_help="Roll out tasks once more, and report.")(eval_command)
+app.command("compare", short_help="Hold evaluations against each other, with intervals.")(compare_command)
 app.command("inspect", short_help="Look at a run's rollouts, token by token.")(inspect_command)
 app.command("export", short_help="A policy as a Hugging Face folder, with proof of its answers.")(export_command)
 app.command("promote", cls=PromoteCommand, short_help="Let a policy serve, if it passes every rule; the way back.")(

@@ -60,11 +60,12 @@ from agenttrain.life import LifeAccount
 from agenttrain.memory import MIB, MemoryWatch
 from agenttrain.pool import RolloutPool
 from agenttrain.prepare import Job, provenance
-from agenttrain.promotion.compare import Outcome, paired_difference, strict_values
+from agenttrain.promotion.comparison import compared
+from agenttrain.promotion.measures import Evaluation
 from agenttrain.promotion.parts import reward_parts
 from agenttrain.promotion.summary import last_attempts, summarize
 from agenttrain.protocols import Engine, EngineContext, OnDone, Trainer, TrainerContext
-from agenttrain.records import Phase, Rollout, RolloutRequest, RolloutResult, RolloutSpec, StepResult
+from agenttrain.records import Phase, RolloutRequest, RolloutResult, RolloutSpec, StepResult
 from agenttrain.report import RunFacts, fit_report, fit_text
 from agenttrain.rollout import Runner
 from agenttrain.run_folder import RunFolder
@@ -410,15 +411,13 @@ class Fit:
         self.account.write()
         rows, lives = self.run.metrics(), self.run.lives()
         view = read_store(self.run.rollouts)
-        difference = paired_difference(self._successes(view, "baseline"), self._successes(view, "held_out"))
-        before, after = reward_parts(
-            declared_verifiers(self.job), self._counted(view, "baseline"), self._counted(view, "held_out")
-        )
+        sides = [self._evaluation(view, phase) for phase in ("baseline", "held_out")]
+        before, after = reward_parts(declared_verifiers(self.job), *(side.rollouts for side in sides))
         report = fit_report(
             self._facts(view),
             baseline={**baseline, "reward_parts": before},
             trained={**trained, "reward_parts": after},
-            difference=difference,
+            compared=compared(*sides),
             tokens=token_table(view, rows),
             steps=rows,
             wall_s=wall_seconds(rows, lives),
@@ -437,14 +436,21 @@ class Fit:
         self.run.write_report(report, fit_text(report))
         return report
 
-    def _counted(self, view: StoreView, phase: Phase) -> list[Rollout]:
-        return last_attempts(rollout for rollout in view.rollouts() if rollout.phase == phase)
-
-    def _successes(self, view: StoreView, phase: Phase) -> Mapping[str, Sequence[float]]:
-        """Task id to the strict success of each repeat; a place that failed to the end counts 0."""
-        rollouts = self._counted(view, phase)
-        outcomes = [Outcome(task_id=r.task_id, repeat=r.sibling, value=float(r.success)) for r in rollouts]
-        return strict_values(outcomes, [task.id for task in self.job.held_out], self.job.config.eval.repeats)
+    def _evaluation(self, view: StoreView, phase: Phase) -> Evaluation:
+        """What `evaluated.read_evaluation` will read of this run."""
+        config = self.job.config
+        return Evaluation(
+            name=f"{self.run.id}:{phase}",
+            run_id=self.run.id,
+            phase=phase,
+            tasks=tuple(self.job.held_out),
+            repeats=config.eval.repeats,
+            temperature=config.eval.temperature,
+            seed=config.seed,
+            rollouts=tuple(last_attempts(rollout for rollout in view.rollouts() if rollout.phase == phase)),
+            verifiers=declared_verifiers(self.job),
+            tables=config.model_dump(),
+        )
 
     def _facts(self, view: StoreView) -> RunFacts:
         job = self.job

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agenttrain.promotion.compare import Difference
+from agenttrain.promotion.comparison import Compared
+from agenttrain.promotion.comparison_text import as_dict, difference_lines, slice_figures
 from agenttrain.promotion.parts_text import parts_lines
 from agenttrain.trajectory.prefix_breaks import BREAKS_IN_WORDS, RESPELLED_IN_WORDS, in_words
 
@@ -46,7 +47,7 @@ def fit_report(
     *,
     baseline: Mapping[str, Any],
     trained: Mapping[str, Any],
-    difference: Difference,
+    compared: Compared,
     tokens: Mapping[str, Any],
     steps: Sequence[Mapping[str, Any]],
     wall_s: Mapping[str, float],
@@ -55,7 +56,13 @@ def fit_report(
     lives: int,
     alarms: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """report.json of a fit."""
+    """report.json of a fit.
+
+    Args:
+        compared: the baseline and the held-out tasks after training.
+    """
+    difference = compared.measures["success"].difference
+    assert difference is not None  # success is always measured
     return {
         **_head(facts),
         "baseline": dict(baseline),
@@ -65,6 +72,7 @@ def fit_report(
             "ci95": [difference.low, difference.high],
             "tasks": difference.n_tasks,
         },
+        "compared": as_dict(compared),
         "tokens": dict(tokens),
         "logprob_gap": logprob_gap(steps),
         "wall_s": {key: round(value, 3) for key, value in wall_s.items()},
@@ -139,11 +147,13 @@ def fit_text(report: Mapping[str, Any]) -> str:
         f"| on {report['tasks']['held_out']} held-out tasks ({_sampling(base)}) | before | after |",
         "|---|---|---|",
         *(_row(label, base[key], after[key]) for key, label in (*_SHOWN, *_gates(base))),
+        *(_row(f"pass@{k}", rate, after["pass_at_k"][k]) for k, rate in base.get("pass_at_k", {}).items() if k != "1"),
         "",
         f"Difference in success: {difference['success']:+.3f}, 95 % interval {low:+.3f} to {high:+.3f} "
         "(paired bootstrap over tasks).",
         "",
-        *_slices(base["by_slice"], after["by_slice"]),
+        *difference_lines(report["compared"]),
+        *_slices(base["by_slice"], after["by_slice"], report["compared"]["slices"]),
         *parts_lines({"before": base.get("reward_parts", {}), "after": after.get("reward_parts", {})}),
         "## How it was trained",
         f"- policy: {report['model']['base']}, {report['model']['parameters']:,} parameters"
@@ -193,6 +203,7 @@ def eval_text(report: Mapping[str, Any]) -> str:
         f"| {report['model']['base']} on {result['tasks']} tasks ({_sampling(result)}) | |",
         "|---|---|",
         *(f"| {label} | {_number(result[key])} |" for key, label in (*_SHOWN, *_gates(result))),
+        *(f"| pass@{k} | {_number(rate)} |" for k, rate in result.get("pass_at_k", {}).items() if k != "1"),
         "",
         *parts_lines({"": result.get("reward_parts", {})}),
         *_external_lines(report.get("external_calls", {})),
@@ -294,15 +305,19 @@ def _sampling(summary: Mapping[str, Any]) -> str:
     return "greedy" if summary["temperature"] == 0 else f"sampled at {summary['temperature']:g}"
 
 
-def _slices(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+def _slices(before: Mapping[str, Any], after: Mapping[str, Any], compared: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The table of slices; one that holds every task has no interval of its own."""
     if not before:
         return []
-    lines = ["| slice | tasks | before | after |", "|---|---|---|---|"]
+    intervals = {(each["key"], each["value"]): slice_figures(each) for each in compared}
+    lines = ["| slice | tasks | before | after | 95 % interval of the difference |", "|---|---|---|---|---|"]
     for key, values in before.items():
         for value, one in values.items():
             later = after.get(key, {}).get(value, {})
-            name = _cell(f"{key} = {value}")
-            lines.append(f"| {name} | {one['tasks']} | {one['success']:.3f} | {later.get('success', 0):.3f} |")
+            name, interval = _cell(f"{key} = {value}"), intervals.get((key, value), "")
+            lines.append(
+                f"| {name} | {one['tasks']} | {one['success']:.3f} | {later.get('success', 0):.3f} | {interval} |"
+            )
     return [*lines, ""]
 
 

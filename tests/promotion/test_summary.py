@@ -10,7 +10,7 @@ import pytest
 
 from agenttrain.errors import TaskError
 from agenttrain.part import Part
-from agenttrain.promotion.summary import last_attempts, summarize
+from agenttrain.promotion.summary import ks_of, last_attempts, summarize
 from agenttrain.records import Reward, RewardPart, Rollout, Status, Task
 
 
@@ -69,8 +69,17 @@ def test_the_keys_and_numbers_of_a_report() -> None:
         "policy_failures": 1,
         "unfinished": 0,
         "environment_failures": 1,
+        "pass_at_k": {"1": 0.5, "2": 1.0},
         "by_slice": {"kind": {"x": {"tasks": 1, "success": 0.5}, "y": {"tasks": 1, "success": 0.5}}},
     }
+
+
+def test_pass_at_k_is_the_mean_over_tasks_of_the_unbiased_estimate() -> None:
+    """Of 4 repeats a succeeds once and b never: 1/4, 1/2 and 1 of a, halved. A single repeat tells nothing more."""
+    rollouts = [rollout("a", n, success=n == 2) for n in range(4)]
+    assert summarize(rollouts, tasks({}, {}), 4)["pass_at_k"] == {"1": 0.125, "2": 0.25, "4": 0.5}
+    assert "pass_at_k" not in summarize(rollouts[:1], tasks({}, {}), 1)
+    assert [ks_of(n) for n in (1, 2, 6, 8)] == [[], [1, 2], [1, 2, 4], [1, 2, 4, 8]]
 
 
 def test_rollouts_that_ran_out_of_something_are_counted() -> None:

@@ -120,7 +120,7 @@ def upper_bound(means: npt.NDArray[np.float64], *, n_resamples: int = 10_000, se
         means: [tasks] what each came to, averaged over its repeats.
     """
     bound = upper_bound_of_ratio(np.ones_like(means), means, n_resamples=n_resamples, seed=seed)
-    assert bound is not None
+    assert bound is not None  # the mean of ones is above 0
     return bound
 
 
@@ -259,7 +259,7 @@ def _moments(base: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> n
 def _ratio_and_error(
     means: npt.NDArray[np.float64], n_tasks: int
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """[n] the ratio of means and its standard error by the delta method, from means of `_moments`; 0 and 0 at base 0."""
+    """[n] the ratio of means and its standard error by the delta method, from means of `_moments`; 0 where base is."""
     base, other, square, product, other_square = means.T
     ratio = np.divide(other, base, out=np.zeros_like(base), where=base > 0)
     variance = np.maximum(other_square - 2 * ratio * product + ratio**2 * square, 0.0)

@@ -111,6 +111,11 @@ def compared(base: Evaluation, other: Evaluation, *, seed: int = 0, n_resamples:
     )
 
 
+def means_of(evaluation: Evaluation) -> dict[Measure, float | None]:
+    """Each measure's mean over the tasks that have a value of it. None: not measured."""
+    return {measure: _mean(measured(evaluation, measure)) for measure in MEASURES}
+
+
 def refuse_incomparable(base: Evaluation, other: Evaluation) -> None:
     """Refuse two evaluations that would be compared on different work.
 

@@ -7,11 +7,14 @@ Only the last attempt of a place is looked at. None means that nothing was measu
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from agenttrain.errors import TaskError
 from agenttrain.part import GATES, Part
+from agenttrain.promotion.compare import pass_at_k
 from agenttrain.promotion.parts import gates_closed
 from agenttrain.records import Rollout, Status, Task
 
@@ -43,7 +46,8 @@ def summarize(
     Returns:
         `rollouts` counts the places that have one, `reward` is the mean over those with a reward, and `turns`,
         `tool_calls`, `invalid_tool_calls`, `tokens` and `seconds` are means per rollout. `gates_closed` and
-        `safety_violations` count rollouts, and are None where no gate, or no safety gate, is declared.
+        `safety_violations` count rollouts, and are None where no gate, or no safety gate, is declared. `pass_at_k` is
+        there with more than one repeat.
 
     Raises:
         TaskError: no place at all, or a rollout of a task or repeat that was not evaluated.
@@ -68,6 +72,7 @@ def summarize(
         "policy_failures": sum(rollout.status == "policy_failure" for rollout in finished),
         "unfinished": sum(rollout.status in CUT for rollout in finished),
         "environment_failures": sum(rollout.status in NO_REWARD for rollout in finished),
+        **({"pass_at_k": mean_pass_at_k(finished, tasks, repeats)} if repeats > 1 else {}),
         "by_slice": by_slice(finished, tasks, repeats),
     }
 
@@ -105,6 +110,15 @@ def slices(tasks: Sequence[Task]) -> dict[str, dict[str, set[str]]]:
                 continue
             found.setdefault(key, {}).setdefault(_text(value), set()).add(task.id)
     return {key: values for key, values in found.items() if len(values) <= MOST_SLICES}
+
+
+def mean_pass_at_k(counted: Sequence[Rollout], tasks: Sequence[Task], repeats: int) -> dict[str, float]:
+    """k, as text, to the chance that one of k repeats of a task succeeds: the mean over tasks, each without bias."""
+    n_successes = Counter(rollout.task_id for rollout in counted if rollout.success)
+    return {
+        str(k): math.fsum(pass_at_k(repeats, n_successes[task.id], k) for task in tasks) / len(tasks)
+        for k in ks_of(repeats)
+    }
 
 
 def ks_of(repeats: int) -> list[int]:
