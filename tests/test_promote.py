@@ -42,7 +42,10 @@ def right(task: Task, state: dict) -> float:
     if task.metadata.get("down"):
         raise RuntimeError("the database is down")
     if "asked" in task.metadata:
-        return asked_at_most(task.metadata["asked"])
+        passes = asked_at_most(task.metadata["asked"])
+        if not passes and task.metadata.get("then_down"):
+            raise RuntimeError("the database went down")
+        return passes
     text = repr([m.content for m in state["messages"][1:]])
     share = sum(ord(character) % 2 for character in text) / len(text)
     return share if task.reference is None else float(abs(share - task.reference) < 1e-9)
@@ -322,6 +325,19 @@ def test_what_fails_its_replay_is_taken_back(desk: Desk) -> None:
     assert (failed(done), done.code, done.json["deed"]) == (["replay"], 21, "taken_back")
     assert desk.deeds == [("promoted", "good"), ("rolled_back", "base")]
     assert desk.ledger.entries()[-1].why == "replay: passes 0 of 1 case; failing now 1: moody"
+
+
+def test_what_can_t_be_asked_in_its_replay_is_taken_back_too(desk: Desk) -> None:
+    """That is an error, and no pass: nothing serves that was not seen to."""
+    run = desk.candidate()
+    desk.cases({"id": "moody", "input": ASKED, "metadata": {"asked": 2, "then_down": True}})
+    done = desk.promote("good")
+    assert done.code == 1
+    message = done.json["error"]["message"]
+    assert message.startswith("good was taken back, for its replay could not be made: Case 'moody' can't be measured")
+    assert "the database went down" in message
+    assert desk.deeds == [("promoted", "good"), ("rolled_back", "base")]
+    assert json.loads((run.path / "promotion.json").read_text())["deed"] == "taken_back"
 
 
 def test_a_canary_that_fails_its_replay_is_ended(desk: Desk) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from agenttrain.candidate import DECLARED_TODAY, Candidate
 from agenttrain.disk import replace_file
-from agenttrain.errors import PromotionError, RunError
+from agenttrain.errors import AgenttrainError, PromotionError, RunError
 from agenttrain.folder_hash import policy_hash
 from agenttrain.promotion import rules
 from agenttrain.promotion.cases import RegressionSet
@@ -100,6 +100,8 @@ def held_to_it(
         result = rules.replay(in_gate, passes_of(replay))
     except BaseException as error:
         taken_back(ledger, entry, why=f"its replay could not be made: {type(error).__name__}: {error}")
+        if isinstance(error, AgenttrainError):
+            raise PromotionError(f"{entry.run_id} was taken back, for its replay could not be made: {error}") from error
         raise
     if not result.passed:
         taken_back(ledger, entry, why=f"replay: {result.figure}")

@@ -176,7 +176,11 @@ def _decided(
         return write_decision(candidate, as_dict(candidate, verdict, deed=deed))
     entry = accepted(candidate, verdict, ledger, why=why or "every rule holds", share=share)
     write_decision(candidate, as_dict(candidate, verdict, deed=entry.deed, entry=entry))
-    replay = held_to_it(candidate, verdict, ledger, entry, runs=RUNS, watcher=watcher)
+    try:
+        replay = held_to_it(candidate, verdict, ledger, entry, runs=RUNS, watcher=watcher)
+    except BaseException:
+        write_decision(candidate, as_dict(candidate, verdict, deed="taken_back", entry=entry))
+        raise
     deed = entry.deed if replay.passed else "taken_back"
     return write_decision(candidate, as_dict(candidate, with_replay(verdict, replay), deed=deed, entry=entry))
 
