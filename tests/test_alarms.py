@@ -88,6 +88,8 @@ def test_a_step_that_goes_well_says_nothing() -> None:
         ({"tool_calls": 0.0, "baseline_tool_calls": 0.0}, []),
         ({"rollouts_without_trained_call": 1}, [("no_trained_call", "loud")]),
         ({"groups_trained": 1, "reward_std": 0.0}, []),
+        ({"reward_std": 0.0, "reward": 1.0, "success": 1.0, "successes": 100}, []),
+        ({**NOTHING_TAUGHT, "reward_std": 0.0, "success": 0.0, "successes": 0}, [("no_success", "loud")]),
         ({**NOTHING_TAUGHT}, [("no_group_teaches", "loud")]),
         ({**NOTHING_TAUGHT, "reward_std": 1e-6}, [("no_group_teaches", "loud")]),
         ({**NOTHING_TAUGHT, "reward_std": 1.4e-17}, [("all_rewards_equal", "loud")]),

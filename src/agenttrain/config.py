@@ -283,7 +283,8 @@ def resolve(*layers: tuple[str, Mapping[str, Any]], plugin_tables: Iterable[str]
         for path, table in (("", layer), *((f"{name}.", layer.get(name)) for name in sorted(owned))):
             _refuse_adapter_of_a_node(table, f"{path}trainer.adapter", where)
     merged, written = _merged(flat, owned)
-    chosen = [merged.get(table, {}).get("name", "local") for table in ("engine", "trainer")]
+    engine, trainer = (merged.get(table, {}).get("name", "local") for table in ("engine", "trainer"))
+    chosen = [trainer] if engine == "local" else [engine, trainer]  # [local.trainer] is the trainer's of that name
     own_trainers = [name for name in chosen if isinstance(name, str) and name in owned]
     merged, written = _merged(_with_own_trainers(flat, own_trainers), owned)
     plugins = {name: _without_trainer(merged.pop(name)) for name in list(merged) if name in owned}

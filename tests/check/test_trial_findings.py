@@ -357,6 +357,18 @@ def test_rewards_of_which_nothing_is_said(results: list[RolloutResult]) -> None:
     assert reward_findings(results, "v", renderer=None) == []
 
 
+def test_successes_teach_where_rewards_need_not_differ() -> None:
+    """A success in a group of one does; without any that is a finding."""
+    results = rewards(("a", 1.0), ("a", 1.0), ("b", 0.5), ("b", 0.4), ("c", 1.0))
+    spread = spread_of(results, learns_from="successes")
+    assert spread is not None
+    assert (spread.groups, spread.groups_that_teach) == (3, 2)
+    assert reward_findings(results, "v", renderer=None, learns_from="successes") == []
+    (found,) = reward_findings(rewards(("a", 0.5), ("a", 0.4)), "v", renderer=None, learns_from="successes")
+    assert (found.severity, found.code) == ("warning", "no_success")
+    assert found.cause == "None of 2 rollouts of this check is a success."
+
+
 def test_credit_of_parts_of_a_rollout_is_spread() -> None:
     """Equal scores, and turns that are told apart."""
     credited = Reward(score=1.0, parts=(RewardPart(name="v", score=1.0),), credit=Credit(by_turn={0: 1.0}))

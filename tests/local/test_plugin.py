@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from agenttrain.local import plugin
+from agenttrain.local import plugin, sft_plugin
 
 
 def test_registers_the_local_engine_trainer_and_estimators() -> None:
@@ -17,6 +17,12 @@ def test_registers_the_local_engine_trainer_and_estimators() -> None:
     assert sorted(found) == [*estimators, "engine local", "trainer local"]
 
 
+def test_sft_is_a_plugin_of_its_own() -> None:
+    found: dict[str, object] = {}
+    sft_plugin.agenttrain_register_trainers(lambda name, make, *, forecast: found.update({name: forecast}))
+    assert found == {"sft": plugin.forecast}
+
+
 def test_importing_it_imports_neither_torch_nor_transformers() -> None:
-    code = "import sys, agenttrain.local.plugin; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    code = "import sys, agenttrain.local.sft_plugin; print([m for m in ('torch', 'transformers') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"

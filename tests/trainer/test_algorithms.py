@@ -8,16 +8,27 @@ from typing import Any
 import pytest
 import torch
 
-from agenttrain.config import Config, TrainerTable
+from agenttrain.config import Config, TrainerTable, resolve
 from agenttrain.errors import ConfigError
 from agenttrain.local.plugin import agenttrain_register_advantages
 from agenttrain.protocols import AdvantageEstimator
-from agenttrain.trainer.algorithms import ALGORITHMS, OF_CRITICS, OVERRIDES, Algorithm, Critic, chosen, with_algorithm
+from agenttrain.trainer.algorithms import (
+    ALGORITHMS,
+    OF_CRITICS,
+    OVERRIDES,
+    SFT,
+    Algorithm,
+    Critic,
+    algorithm_name,
+    chosen,
+    with_algorithm,
+)
 from agenttrain.trainer.credit import gae
-from agenttrain.trainer.loss import clipped_loss, rollout_ratio, token_weights
+from agenttrain.trainer.loss import clipped_loss, likelihood_loss, rollout_ratio, token_weights
 
 
-def estimator(name: str) -> AdvantageEstimator:
+def estimator(name: str | None) -> AdvantageEstimator:
+    assert name is not None
     estimators: dict[str, AdvantageEstimator] = {}
     agenttrain_register_advantages(estimators.__setitem__)
     return estimators[name]
@@ -127,6 +138,55 @@ def test_what_does_not_go_together_is_refused(settings: dict[str, Any], message:
     with pytest.raises(ConfigError) as refused:
         with_algorithm(Config(trainer=settings))  # type: ignore[arg-type]
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("advantage", "group"),
+        ("clip_low", 0.2),
+        ("clip_high", 0.28),
+        ("importance_cap", 2.0),
+        ("kl_coefficient", 0.01),
+        ("discount", 1.0),
+        ("gae_lambda", 0.0),
+        ("value_learning_rate", 0.0),
+        ("value_clip", 0.2),
+        ("critic_warmup_steps", 0),
+    ],
+)
+def test_sft_refuses_what_it_would_not_read(key: str, value: Any) -> None:
+    with pytest.raises(ConfigError) as refused:
+        with_algorithm(Config(trainer={"name": "sft", key: value}))  # type: ignore[arg-type]
+    assert f"trainer.{key} is {value!r}, and trainer.name 'sft' would not read it" in str(refused.value)
+
+
+def test_what_sft_would_not_read_may_stand_in_the_other_trainers_table() -> None:
+    layer = {"local": {"trainer": {"kl_coefficient": 0.01, "clip_low": 0.1}}, "sft": {"trainer": {"epochs": 2}}}
+    sft = with_algorithm(resolve(("file", layer), ("flags", {"trainer": {"name": "sft"}})))
+    assert (sft.trainer.epochs, sft.trainer.kl_coefficient, sft.trainer.clip_low) == (2, 0.0, None)
+    local = with_algorithm(resolve(("file", layer)))
+    assert (local.trainer.epochs, local.trainer.kl_coefficient, local.trainer.clip_low) == (1, 0.01, 0.1)
+
+
+def test_sft_has_its_own_algorithm_whatever_is_named() -> None:
+    """Groups of one do, and what it decides is written out and read again."""
+    config = with_algorithm(Config(trainer={"name": "sft", "algorithm": "ppo", "group_size": 1}))  # type: ignore[arg-type]
+    assert chosen(config.trainer) == SFT
+    assert (config.trainer.loss, algorithm_name(config.trainer)) == ("token-mean", "sft")
+    assert with_algorithm(config) == config
+    assert (SFT.learns_from, ALGORITHMS["grpo"].learns_from) == ("successes", "differences")
+    assert SFT not in ALGORITHMS.values()
+
+
+def test_sft_by_hand() -> None:
+    """Two successes of one task share its weight; the gradient by each log probability is minus what it weighs."""
+    logprobs = torch.tensor([0.5, 0.25, 0.125], dtype=torch.float64).log().requires_grad_()
+    weights = token_weights([1, 1, 1], ["a1", "a2", "b"], mean=SFT.loss, shares={"a1": 0.5, "a2": 0.5, "b": 1.0})
+    assert weights == [0.25, 0.25, 0.5]
+    loss = likelihood_loss(logprobs, weights=torch.tensor(weights, dtype=torch.float64)).loss
+    assert loss.item() == pytest.approx(2.25 * math.log(2))
+    assert torch.autograd.grad(loss, logprobs)[0].tolist() == [-0.25, -0.25, -0.5]
 
 
 def test_ppo_takes_groups_of_one() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -16,6 +18,7 @@ from agenttrain.trainer.loss import (
     importance_weights,
     k1,
     k3,
+    likelihood_loss,
     rollout_ratio,
     token_ratio,
     token_weights,
@@ -69,6 +72,20 @@ def test_equals_numpy_by_hand() -> None:
 def test_weights_by_hand() -> None:
     assert token_weights([2, 1, 1], ["a", "a", "b"]) == [0.25, 0.25, 0.25]
     assert token_weights([2, 1, 1], ["a", "a", "b"], mean="rollout-mean") == pytest.approx([1 / 6, 1 / 6, 1 / 2])
+
+
+def test_a_rollout_may_count_as_less_than_one() -> None:
+    """Over all of its trajectories; the weights of all tokens still sum to 1, but for "constant"."""
+    n, names, shares = [2, 1, 1], ["a", "a", "b"], {"a": 0.5}
+    assert token_weights(n, names, shares=shares) == pytest.approx([1 / 5, 1 / 5, 2 / 5])
+    assert token_weights(n, names, mean="rollout-mean", shares=shares) == pytest.approx([1 / 9, 1 / 9, 2 / 3])
+    constant = token_weights(n, names, mean="constant", constant=5, shares=shares)
+    assert constant == pytest.approx([0.5 / 7.5, 0.5 / 7.5, 1 / 7.5])
+
+
+def test_the_likelihood_by_hand() -> None:
+    logprobs = torch.tensor([0.5, 0.125]).log()
+    assert likelihood_loss(logprobs, weights=torch.tensor([0.5, 0.5])).loss.item() == pytest.approx(2 * math.log(2))
 
 
 def test_a_constant_takes_the_place_of_lengths() -> None:

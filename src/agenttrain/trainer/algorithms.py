@@ -182,7 +182,8 @@ def _check(settings: TrainerTable, algorithm: Algorithm) -> None:
 
 def _check_likelihood(settings: TrainerTable) -> None:
     for key in OF_POLICY_GRADIENTS:
-        if value := getattr(settings, key):
+        value = getattr(settings, key)
+        if value != type(settings).model_fields[key].default:
             raise ConfigError(
                 f"trainer.{key} is {value!r}, and trainer.name {settings.name!r} would not read it: its loss is the "
                 "negative log likelihood of successes, without advantages, ratios or a reference. Leave it out, or "
