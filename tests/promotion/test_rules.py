@@ -295,6 +295,9 @@ def test_the_export_says_what_differs() -> None:
     same = ExportCheck(n_turns=5, n_same_tokens=5, n_near_ties=0, max_gap=2e-6, hash_same=True, why="")
     assert rules.export(same).figure == "5 of 5 turns the same, log probabilities within 2.0e-06"
     assert rules.export(same).passed
+    tied = ExportCheck(n_turns=5, n_same_tokens=4, n_near_ties=1, max_gap=None, hash_same=True, why="")
+    assert rules.export(tied).figure == "4 of 5 turns the same, 1 token as likely as another up to rounding"
+    assert rules.export(tied).passed
     other = ExportCheck(n_turns=1, n_same_tokens=0, n_near_ties=0, max_gap=None, hash_same=False, why="Other bytes.")
     assert (rules.export(other).passed, rules.export(other).figure) == (False, "0 of 1 turn the same; Other bytes.")
 

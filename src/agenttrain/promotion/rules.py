@@ -250,6 +250,8 @@ def logprob_gap(report: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], *
 def export(check: ExportCheck) -> RuleResult:
     """The weights that would serve are those that were measured: loaded anew they answer the same."""
     figure = f"{check.n_same_tokens} of {_counted(check.n_turns, 'turn')} the same"
+    if check.n_near_ties:
+        figure += f", {_counted(check.n_near_ties, 'token')} as likely as another up to rounding"
     if check.max_gap is not None:
         figure += f", log probabilities within {check.max_gap:.1e}"
     return _result(
