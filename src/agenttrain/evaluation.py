@@ -69,6 +69,8 @@ def evaluate(job: Job, run: RunFolder, *, watcher: Watcher) -> dict[str, Any]:
         summary["reward_parts"] = reward_parts(verifiers, last_attempts(rollouts))[0]
         if not all(rollout.tokens_told for rollout in last_attempts(rollouts)):
             summary["tokens"] = None
+        if _kind(job) == "own models":
+            summary["temperature"] = None  # each has its own
         watcher.ended("eval", summary)
         refuse_without_reward(results, "evaluation", "nothing was measured")
         refuse_unmatched(runner)

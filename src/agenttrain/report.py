@@ -302,6 +302,8 @@ def _in_lives(lives: int) -> str:
 
 
 def _sampling(summary: Mapping[str, Any]) -> str:
+    if summary["temperature"] is None:
+        return "its models as they are set"
     return "greedy" if summary["temperature"] == 0 else f"sampled at {summary['temperature']:g}"
 
 

@@ -105,7 +105,7 @@ def test_as_is_asks_the_users_own_model(new_project: Any, command: Any) -> None:
         ["auxiliary"] * 3
     )
     said = command("eval", "graph.py", "--run", "as-is").out
-    assert "| as-is on 3 tasks (greedy) | |\n|---|---|\n| success | 1 |" in said
+    assert "| as-is on 3 tasks (its models as they are set) | |\n|---|---|\n| success | 1 |" in said
 
 
 TALKS = """

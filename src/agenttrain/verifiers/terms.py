@@ -1,8 +1,8 @@
 """What a rollout used becomes a number: 0 for nothing, 1 at the limit, more beyond it.
 
 For parts of kind "cost" or "process": `Part(turns_used(limit=8), -0.1, kind="cost", low=0.0, high=1.0)`. Calls of the
-policy count, trained and frozen; what the user's own models were asked counts only where the policy was asked nothing,
-as under `eval --run as-is`.
+policy count, trained and frozen, and those of another model in its place (`eval --run as-is`, or at an address); what
+other models of the user were asked counts only where none of these was made.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def turns_used(*, limit: float) -> Term:
 
 
 def tokens_used(*, limit: float) -> Term:
-    """A term: sampled tokens, as a share of the limit; 0 under `eval --run as-is`, where they are not known."""
+    """A term: sampled tokens, as a share of the limit; of another model in the policy's place those it told of."""
     return _term("tokens_used", "tokens", limit, lambda turns: sum(turn.n_tokens for turn in turns))
 
 
