@@ -104,6 +104,8 @@ def test_a_policy_that_no_conversation_needs_is_let_go(desk: Desk) -> None:
         arms.arm_for("other")
         wait_for(["desk-3"])
         assert run_of(arms, "thread") == "desk-3"
+        arms.arm_for("last")
+        assert list(arms.incumbent.heard) == []
 
 
 def served() -> list[str]:

@@ -158,11 +158,11 @@ class LedgerArms:
         """
         self.ledger, self._engine, self._idle_s = Ledger(folder.resolve()), engine, idle_s
         self._holds_back = holds_back
-        self._lock, self._following = threading.RLock(), threading.Lock()  # taken in the other order
+        self._following, self._lock = threading.Lock(), threading.RLock()  # taken in this order
         self._arms: dict[str, Arm] = {}
         """Held ones, by the hash of their line; the base by an empty one."""
         self._outcomes: Outcomes | None = None
-        self._stamp: object = None
+        self._stamp = object()
         self._is_held = False
         self.trial: CanaryTrial | None = None
         self._canary: Arm | None = None
@@ -174,7 +174,7 @@ class LedgerArms:
         with self._lock:
             if not self._is_held:
                 self._is_held = True
-                self._stamp = None
+                self._stamp = object()
         self.follow()
 
     def close(self) -> None:
@@ -286,6 +286,8 @@ class LedgerArms:
                 entries = self._entries()
                 incumbent = self._incumbent(entries)
             except AgenttrainError as error:
+                if not self._arms:
+                    raise
                 _log.error("%s can't be followed, and all stays as it was: %s", self.ledger.file, error)
             else:
                 trial, canary = self._tried(entries)
@@ -345,13 +347,16 @@ class LedgerArms:
         return self._arms[line]
 
     def _unneeded(self) -> list[Arm]:
-        """Arms that serve no new conversation and that none needs any more, taken out."""
+        """Arms that serve no new conversation and that none needs any more, taken out.
+
+        Idle conversations are forgotten, those of the incumbent and the canary too: by its hash one is drawn again.
+        """
         late = time.monotonic() - self._idle_s
         with self._lock:
-            old = [arm for arm in self._arms.values() if arm is not self.incumbent and arm is not self._canary]
-            for arm in old:
+            for arm in self._arms.values():
                 while arm.heard and next(iter(arm.heard.values())).at <= late:
                     arm.heard.popitem(last=False)
+            old = [arm for arm in self._arms.values() if arm is not self.incumbent and arm is not self._canary]
             unneeded = [arm for arm in old if not arm.heard and not arm.n_runs]
             self._arms = {line: arm for line, arm in self._arms.items() if arm not in unneeded}
         return unneeded

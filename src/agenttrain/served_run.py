@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from agenttrain.arms import Arm, Arms
+from agenttrain.arms import Arm, Arms, OneRun
 from agenttrain.canary_trial import CanaryTrial
 from agenttrain.capture.served import ServedCalls
 from agenttrain.errors import ConfigError, PromotionError
@@ -105,7 +105,7 @@ class GraphRun:
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        if self.arms.trial is None and self.trial is None:
+        if isinstance(self.arms, OneRun):
             return {}
         return {"agenttrain_run_id": self.arm.source.run_id, "agenttrain_canary": self.arm.is_canary}
 
