@@ -125,7 +125,7 @@ def replaced_model(view: StoreView) -> str:
     for rollout in view.rollouts()[:LOOKED_AT]:
         for turn in view.turns(rollout.id):
             named = f"{turn.site.model_class} {turn.site.model_name}".strip()
-            if turn.role == "trained":
+            if "trained" in (turn.role, turn.stands_for):
                 return named
             first = first or named
     return first or "no model: the graph made no call"

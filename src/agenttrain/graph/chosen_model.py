@@ -5,7 +5,7 @@ Invariant: no key is in what this gives or raises of its own; an address is name
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import Any, NoReturn, cast
 from urllib.parse import urlsplit, urlunsplit
 
 from langchain_core.language_models.chat_models import BaseChatModel
@@ -13,6 +13,7 @@ from pydantic import SecretStr
 
 from agenttrain.config import environment
 from agenttrain.errors import ConfigError
+from agenttrain.graph.messages import max_tokens_name
 from agenttrain.protocols import InPlace
 
 KEY = "OPENAI_API_KEY"
@@ -84,7 +85,7 @@ def _try(chosen: InPlace, option: str) -> None:
     """One short call, before anything starts."""
     model: BaseChatModel = chosen.model
     try:
-        model.invoke(PROBE, max_tokens=PROBE_TOKENS)
+        model.invoke(PROBE, **cast(Any, {max_tokens_name(model): PROBE_TOKENS}))
     except Exception as error:  # whatever the provider's client raises
         _refused(option, error)
 

@@ -283,6 +283,12 @@ def own_max_tokens(model: object, settings: Mapping[str, Any]) -> int | None:
     return None
 
 
+def max_tokens_name(model: object) -> str:
+    """By which a chat model takes a cap on one call. Example: of ChatGoogleGenerativeAI "max_output_tokens"."""
+    fields = type(model).model_fields if isinstance(model, BaseModel) else {}
+    return next((name for name in _MAX_TOKEN_NAMES if name in fields), _MAX_TOKEN_NAMES[0])
+
+
 def own_temperature(model: object, settings: Mapping[str, Any]) -> float | None:
     """The user's temperature: of the call, else of the model. None: none was set."""
     value = settings.get("temperature", getattr(model, "temperature", None))

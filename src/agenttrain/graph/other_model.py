@@ -18,7 +18,7 @@ from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 
 from agenttrain.graph.chat_model import one_chunk, portable_choice
-from agenttrain.graph.messages import json_object
+from agenttrain.graph.messages import json_object, max_tokens_name
 from agenttrain.graph.own_answer import recorded
 from agenttrain.graph.policy_model import CALL, Routed, StandIn
 from agenttrain.records import ModelCall
@@ -37,7 +37,7 @@ class OtherModel(StandIn):
         routed: Routed = kwargs[CALL]
         call = routed.other_call(messages, stop)
         with recorded(routed.route, call) as said:
-            result = _chosen(routed)._generate(messages, **_settings(_chosen(routed), call))
+            result = _chosen(routed)._generate(messages, **asked_of(_chosen(routed), call))
             message = cast(AIMessage, result.generations[0].message)
             said.append(message)
         if parsed := _parsed(routed, message):
@@ -56,7 +56,7 @@ class OtherModel(StandIn):
         whole: AIMessageChunk | None = None
         with (
             recorded(routed.route, call) as said,
-            closing(cast(Any, chosen._stream(messages, **_settings(chosen, call)))) as chunks,
+            closing(cast(Any, chosen._stream(messages, **asked_of(chosen, call)))) as chunks,
         ):
             for chunk in chunks:
                 said.append(chunk.message)
@@ -78,15 +78,15 @@ def _chosen(routed: Routed) -> BaseChatModel:
     return cast(BaseChatModel, routed.in_place.model if routed.in_place is not None else None)
 
 
-def _settings(chosen: BaseChatModel, call: ModelCall) -> dict[str, Any]:
-    """What a call asks for, as the chosen model's `_generate` takes it."""
+def asked_of(chosen: BaseChatModel, call: ModelCall) -> dict[str, Any]:
+    """What a call asks for, as the chosen model takes it."""
     told: dict[str, Any] = {"stop": list(call.stop) or None}
     if call.tools:
         told |= _bound_tools(chosen, call)
     if call.response_format is not None:
         told["response_format"] = call.response_format
     if call.max_tokens is not None:
-        told["max_tokens"] = call.max_tokens
+        told[max_tokens_name(chosen)] = call.max_tokens
     return told
 
 
