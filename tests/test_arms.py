@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -114,8 +117,6 @@ def served() -> list[str]:
 
 def wait_for(run_ids: list[str]) -> None:
     """Policies are let go on a thread of their own."""
-    import threading
-
     for thread in threading.enumerate():
         if thread.name == "agenttrain-unload":
             thread.join()
@@ -267,6 +268,24 @@ def test_a_canary_that_does_worse_is_taken_back_once(desk: Desk) -> None:
     why = desk.ledger.entries()[-1].why
     assert why.startswith("Taken back by itself: the canary succeeded in 0 of ")
     assert "the incumbent in " in why
+
+
+TELLS = """
+import sys, agenttrain
+from agenttrain.promotion.canary import draws_canary
+for i in range(30):
+    name = f"{sys.argv[1]}-{i}"
+    agenttrain.record_outcome(name, not draws_canary(name, salt=sys.argv[2], share=0.5))
+"""
+
+
+@pytest.mark.slow
+def test_several_processes_take_it_back_once(desk: Desk) -> None:
+    desk.do("promoted", "desk-1")
+    salt = desk.do("canary", "desk-2", share=0.5).hash
+    tellers = [subprocess.Popen([sys.executable, "-c", TELLS, name, salt]) for name in "ab"]
+    assert [teller.wait() for teller in tellers] == [0, 0]
+    assert [line.deed for line in desk.ledger.entries()] == ["promoted", "canary", "taken_back"]
 
 
 def test_a_decision_that_was_not_written_is_made_up_for(desk: Desk) -> None:

@@ -17,6 +17,10 @@ from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import MessagesState, StateGraph
 from langgraph.types import Command, interrupt
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import agenttrain
 from agenttrain import serving
@@ -27,6 +31,7 @@ from agenttrain.promotion.ledger import Ledger
 from agenttrain.promotion.outcomes import Outcomes
 from agenttrain.promotion_record import LedgerEntry
 from agenttrain.served_policy import served_policies
+from agenttrain.telemetry import names
 
 ASK = {"messages": [("user", "Price of item 3?")]}
 IN_PROCESS = '[engine]\nprocess = "shared"\n[renderer]\nfamily = "default"\n'
@@ -216,6 +221,24 @@ def test_tools_and_nodes_know_who_answers(desk: Desk) -> None:
     assert [canary for canary, _ in seen] == [True, False]
     with pytest.raises(LookupError, match="No policy serves here"):
         agenttrain.current_serving()
+
+
+def test_spans_of_calls_say_who_answered(desk: Desk) -> None:
+    mine, other = desk.try_canary()
+    exporter = InMemorySpanExporter()
+    if not isinstance(trace.get_tracer_provider(), TracerProvider):
+        trace.set_tracer_provider(TracerProvider())
+    trace.get_tracer_provider().add_span_processor(SimpleSpanProcessor(exporter))  # type: ignore[attr-defined]
+    graph = graph_of()
+    with agenttrain.use("promoted"):
+        for thread in (mine, other):
+            graph.invoke(ASK, config(thread))
+    exporter.shutdown()
+    found = [span.attributes or {} for span in exporter.get_finished_spans() if span.name.startswith("chat ")]
+    assert [tuple(each[name] for name in (names.RUN_ID, names.CANARY, names.CONVERSATION_ID)) for each in found] == [
+        ("desk-2", True, mine),
+        ("desk-1", False, other),
+    ]
 
 
 paid = []
