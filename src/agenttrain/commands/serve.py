@@ -57,7 +57,7 @@ def serve_command(
                 print_json({"address": url, "name": settings.name, **serving.describe()})
 
         try:
-            with exporting(exporter, settings.name), work():
+            with exporting(exporter, Path(run).name), work():
                 ended = answer_until_ended(Address(serving, settings), sock, drain_s=drain_s, on_ready=tell)
         finally:
             _close(serving)
