@@ -313,6 +313,8 @@ def test_a_case_that_newly_fails_keeps_it_out(desk: Desk) -> None:
     assert (failed(done), done.code) == (["regression"], 13)
     figure = next(rule["figure"] for rule in done.json["rules"] if rule["rule"] == "regression")
     assert figure == f"passes 0 of 1 case, what serves now 1; newly failing 1: case-{task_id}"
+    asked = RunFolder(desk.folder / "runs" / done.json["regression"]["run_id"])
+    assert asked.read_config()[1]["policy"] == str(desk.folder / "runs" / "good" / "policy")
     desk.cases(case_of(desk.fitted, "held_out", task_id))
     assert desk.promote("good").code == 0
 
@@ -343,7 +345,13 @@ def test_what_can_t_be_asked_in_its_replay_is_taken_back_too(desk: Desk) -> None
 def test_a_canary_that_fails_its_replay_is_ended(desk: Desk) -> None:
     desk.candidate()
     desk.cases({"id": "moody", "input": ASKED, "metadata": {"asked": 2}})
-    assert desk.promote("good", "--canary").code == 21
+    done = desk.command("promote", "good", "--canary")
+    assert done.code == 21
+    *_, run = sorted((desk.folder / "runs").glob("replay-*"), key=lambda path: path.stat().st_mtime_ns)
+    assert done.out.splitlines()[-2:] == [
+        "good was taken back: replay. What served before serves again.",
+        f"  replay: what served before serves again; what was done on the cases: agenttrain inspect {run.name}.",
+    ]
     assert desk.deeds == [("canary", "good"), ("taken_back", "good")]
 
 

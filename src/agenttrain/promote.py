@@ -21,8 +21,8 @@ from agenttrain.folder_hash import policy_hash
 from agenttrain.promotion import rules
 from agenttrain.promotion.cases import RegressionSet
 from agenttrain.promotion.ledger import Ledger, canary_now, serving_now
-from agenttrain.promotion_record import LedgerEntry, RuleResult
-from agenttrain.replay import replayed
+from agenttrain.promotion_record import LedgerEntry
+from agenttrain.replay import Replay, replayed
 from agenttrain.tasks import read_tasks
 from agenttrain.verdict import GateWatcher, Verdict, passes_of
 from agenttrain.way_back import canary_ended, refuse_changed, rolled_back
@@ -80,11 +80,17 @@ def held_to_it(
     *,
     runs: Path,
     watcher: GateWatcher,
-) -> RuleResult:
+) -> Verdict:
     """The regression set once more, by what serves by the ledger: what fails it, or can't be asked, is taken back.
 
     Args:
         entry: the line by which the candidate serves.
+
+    Returns:
+        The verdict, with what the replay came to.
+
+    Raises:
+        PromotionError: the replay can't be made, and the candidate was taken back.
     """
     cases = RegressionSet(ledger.folder, read_tasks).tasks()
     try:
@@ -105,7 +111,8 @@ def held_to_it(
         raise
     if not result.passed:
         taken_back(ledger, entry, why=f"replay: {result.figure}")
-    return result
+    promotion = replace(verdict.promotion, results=(*verdict.results, result))
+    return replace(verdict, promotion=promotion, replay=replay)
 
 
 def _line(ledger: Ledger, entry: LedgerEntry) -> LedgerEntry:
@@ -139,7 +146,7 @@ def as_dict(candidate: Candidate, verdict: Verdict, *, deed: str, entry: LedgerE
         deed: what came of it: "promoted", "canary", "checked", "refused" or "taken_back".
         entry: the line of the ledger. None: none was written.
     """
-    incumbent, compare, regression = verdict.incumbent, verdict.compared, verdict.regression
+    incumbent, compare = verdict.incumbent, verdict.compared
     failed = [result.rule for result in verdict.results if not result.passed]
     return {
         "run_id": candidate.run.id,
@@ -157,15 +164,16 @@ def as_dict(candidate: Candidate, verdict: Verdict, *, deed: str, entry: LedgerE
             "from": incumbent.source if incumbent is not None else None,
         },
         "notes": [*candidate.settings, *(compare.notes if compare is not None else ())],
-        "regression": {"run_id": regression.run_id, "outcomes": dict(regression.outcomes)} if regression else None,
+        "regression": _of_cases(verdict.regression),
+        "replay": _of_cases(verdict.replay),
         "settings": {name: getattr(candidate.job.config, name).model_dump() for name in DECLARED_TODAY},
         "hashes": {"then": dict(candidate.hashes_then), "now": dict(candidate.hashes_now)},
     }
 
 
-def with_replay(verdict: Verdict, replay: RuleResult) -> Verdict:
-    """A verdict that the replay has been added to."""
-    return replace(verdict, promotion=replace(verdict.promotion, results=(*verdict.results, replay)))
+def _of_cases(replay: Replay | None) -> dict[str, Any] | None:
+    """The run in which the cases were rolled out, and what each came to."""
+    return {"run_id": replay.run_id, "outcomes": dict(replay.outcomes)} if replay is not None else None
 
 
 def write_decision(candidate: Candidate, decision: Mapping[str, Any]) -> dict[str, Any]:

@@ -62,6 +62,8 @@ class Verdict:
     compared: Compared | None = None
     regression: Replay | None = None
     """Of the candidate. None: its policy can't be asked."""
+    replay: Replay | None = None
+    """Of what serves since. None: it was not accepted."""
 
     @property
     def results(self) -> tuple[RuleResult, ...]:

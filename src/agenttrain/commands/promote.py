@@ -167,7 +167,7 @@ def _decided(
     check_only: bool,
 ) -> dict[str, Any]:
     """The gate, and what comes of it; the run's promotion.json holds the same."""
-    from agenttrain.promote import accepted, as_dict, held_to_it, with_replay, write_decision
+    from agenttrain.promote import accepted, as_dict, held_to_it, write_decision
     from agenttrain.verdict import Gate
 
     verdict = Gate(candidate=candidate, ledger=ledger, runs=RUNS, watcher=watcher).verdict()
@@ -177,12 +177,12 @@ def _decided(
     entry = accepted(candidate, verdict, ledger, why=why or "every rule holds", share=share)
     write_decision(candidate, as_dict(candidate, verdict, deed=entry.deed, entry=entry))
     try:
-        replay = held_to_it(candidate, verdict, ledger, entry, runs=RUNS, watcher=watcher)
+        replayed = held_to_it(candidate, verdict, ledger, entry, runs=RUNS, watcher=watcher)
     except BaseException:
         write_decision(candidate, as_dict(candidate, verdict, deed="taken_back", entry=entry))
         raise
-    deed = entry.deed if replay.passed else "taken_back"
-    return write_decision(candidate, as_dict(candidate, with_replay(verdict, replay), deed=deed, entry=entry))
+    deed = entry.deed if replayed.passed else "taken_back"
+    return write_decision(candidate, as_dict(candidate, replayed, deed=deed, entry=entry))
 
 
 @contextmanager

@@ -42,7 +42,13 @@ def decision_text(decision: Mapping[str, Any]) -> str:
     lines = [f"{decision['run_id']} against {against}{f' ({source})' if source else ''}", ""]
     lines += [_rule_line(rule) for rule in decision["rules"]]
     lines += [*(f"note: {note}" for note in decision["notes"]), "", said]
-    return "\n".join([*lines, *(f"  {rule}: {step}." for rule, step in decision["next_steps"].items())])
+    return "\n".join([*lines, *(_step_line(rule, step, decision) for rule, step in decision["next_steps"].items())])
+
+
+def _step_line(rule: str, step: str, decision: Mapping[str, Any]) -> str:
+    """What to do about a rule; for one of cases with the run in which they were asked."""
+    asked = (decision[rule] or {}).get("run_id") if rule in ("regression", "replay") else None
+    return f"  {rule}: {step}{f': agenttrain inspect {asked}' if asked else ''}."
 
 
 def _rule_line(rule: Mapping[str, Any]) -> str:

@@ -40,8 +40,8 @@ NEXT_STEPS: Mapping[str, str] = {
     "difference": "train longer or on more tasks; where the interval is wide, evaluate more held-out tasks or raise "
     "eval.repeats",
     "slices": "look at that slice (agenttrain inspect RUN --phase held_out), and add training tasks of its kind",
-    "regression": "look at the case (agenttrain cases list) and train on tasks like it; agenttrain cases remove takes "
-    "out one that is wrong",
+    "regression": "train on tasks like the case; agenttrain cases remove takes out one that is wrong; what the "
+    "candidate did on it",
     "safety": "look at the violations (agenttrain inspect RUN --phase held_out); let the part weigh more in training",
     "cost": "shorten what it samples with a cost part or tighter [limits], or declare another bound in [promotion]",
     "latency": "shorten what it does with a cost part or tighter [limits], or declare another bound in [promotion]",
@@ -49,8 +49,7 @@ NEXT_STEPS: Mapping[str, str] = {
     "logprob_gap": "engine and trainer do not compute the same: agenttrain doctor; mend it, then fit again",
     "export": "these are not the weights that were measured: put policy/ back as fit wrote it, or fit again",
     "veto": "ask those whose plugin it is; mend what it names, then promote again",
-    "replay": "it does not serve: what served before does again. Look at the cases that it failed in the run of the "
-    "replay",
+    "replay": "what served before serves again; what was done on the cases",
 }
 """What to do when a rule fails."""
 
