@@ -104,6 +104,20 @@ def test_an_exported_policy_is_loaded_and_answers_as_it_was_measured(run: RunFol
 
 
 @pytest.mark.slow
+def test_the_order_desks_policy_is_exported_after_a_fit(project: Any, command: Any) -> None:
+    """A base in half precision, with slices: the card has them, and the answers are those of the evaluation."""
+    assert command("fit", "graph.py").code == 0
+    done = command("export", project.run.id, "--json")
+    assert done.code == 0, done.err
+    (agreed,) = done.json["agreements"]
+    assert (agreed["n_turns"], agreed["n_same_turns"]) == (3, 3)
+    assert agreed["max_gap"] < 1e-4
+    card = (Path(done.json["folder"]) / "README.md").read_text()
+    assert "| kind = even | 2 |" in card
+    assert "2 steps of grpo by the local trainer on the local engine" in card
+
+
+@pytest.mark.slow
 def test_an_adapter_is_exported_alone_with_its_base_named(lora: RunFolder, command: Any, tmp_path: Path) -> None:
     """peft and transformers load it; with another base it is another policy, and the check says so."""
     from peft import AutoPeftModelForCausalLM

@@ -172,7 +172,7 @@ def export_policy(source: PolicySource, target: Path, *, wanted: Wanted) -> Expo
         raise RunError(
             f"{target} can't be written: {disk_trouble(error) or error}. What stood there stands."
         ) from error
-    return replace(done, folder=target)
+    return replace(done, folder=target, faults=tuple(each.replace(str(aside), str(target)) for each in done.faults))
 
 
 def check_export(folder: Path, *, wanted: Wanted) -> Exported:

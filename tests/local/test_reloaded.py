@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from agenttrain.config import TrainerTable
 from agenttrain.errors import ModelError
+from agenttrain.local.adapter import Adapter
 from agenttrain.local.policy import load_model
 from agenttrain.local.reloaded import Reloaded
 from agenttrain.testing import tiny_model
 
+LORA = TrainerTable(adapter="lora", lora_rank=4)
 PROMPT = (1, 67, 281, 300, 201)
 
 
@@ -41,6 +44,16 @@ def test_log_probabilities_are_at_the_temperature_asked_for(model: Path) -> None
         expected = (logits / temperature).log_softmax(-1)[[0, 1], [9, 11]].tolist()
         scored = Reloaded(model).scored(PROMPT, (9, 11), temperature=temperature)
         assert scored.logprobs == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_an_adapter_that_peft_puts_elsewhere_is_refused(tmp_path: Path) -> None:
+    """A mixture with a dense layer: by its configuration peft takes that for experts."""
+    base = tiny_model(tmp_path / "base", experts=4)
+    learned = Adapter(base, load_model(base, device=torch.device("cpu")), settings=LORA, seed=1)
+    learned.export(tmp_path / "policy")
+    with pytest.raises(ModelError, match=r"beside other layers .* Export the merged form"):
+        Reloaded(tmp_path / "policy" / "adapter", base=base)
 
 
 def test_a_folder_that_is_no_model_is_an_error_that_says_so(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,13 +144,31 @@ def _adapted(folder: Path, base: Path) -> Any:
 
     model = _whole(base)
     try:
-        adapted = PeftModel.from_pretrained(model, str(folder))
-        model.generation_config = GenerationConfig.from_pretrained(str(folder))  # not the base's own
-        return adapted
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what it says of matrices that are elsewhere is told below
+            adapted = PeftModel.from_pretrained(model, str(folder))
     except Exception as error:  # peft and safetensors raise many classes
         raise ModelError(
             f"peft can't load the adapter {folder} beside {base}: {type(error).__name__}: {error}"
         ) from error
+    _refuse_other_layers(adapted, folder)
+    if (folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(str(folder))  # not the base's own
+    return adapted
+
+
+def _refuse_other_layers(adapted: Any, folder: Path) -> None:
+    """peft (0.21) takes the dense layers of a mixture for its experts, and fills what it lacks with random numbers.
+
+    Raises:
+        ModelError: matrices stand elsewhere than in the file.
+    """
+    placed = {name.replace(".default.", ".") for name, _ in adapted.named_parameters() if ".lora_" in name}
+    if other := sorted(placed ^ set(adapter_weights(folder).tensors)):
+        raise ModelError(
+            f"peft puts the adapter {folder} beside other layers than those that it was trained beside: {other[0]} and "
+            f"{len(other) - 1} more. Export the merged form."
+        )
 
 
 def _loaded(auto: Any, folder: Path) -> tuple[Any, Mapping[str, Any]]:
