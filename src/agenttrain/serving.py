@@ -252,6 +252,11 @@ class Serving:
         trial = self._arms.trial
         return trial is not None and trial.record(conversation, success, why=why)
 
+    def record_failure(self, conversation: str, *, why: str) -> bool:
+        """Note that a conversation got no answer, as of a run that raised: a failure of whichever arm answers it."""
+        trial = self._arms.trial
+        return trial is not None and trial.record(conversation, False, source="raised", why=why)
+
     def describe(self) -> dict[str, Any]:
         """What serves, since when, and how a canary does, as JSON takes it."""
         arms = self._arms

@@ -110,6 +110,10 @@ class ToldServing:
         self.outcomes.append((conversation, success, why))
         return True
 
+    def record_failure(self, conversation: str, *, why: str) -> bool:
+        self.outcomes.append((conversation, False, why))
+        return True
+
     def describe(self) -> dict[str, Any]:
         return {"serves": "told"}
 

@@ -378,7 +378,11 @@ def test_an_answer_of_a_canary_says_so_and_one_that_failed_counts(open_desk: Any
         with pytest.raises(openai.BadRequestError):
             create(model="m", messages=ASK, user="c", n=2)
         assert desk.serving.outcomes == [("c", False, "EngineError")]
-        desk.serving.is_canary, desk.engine.failed = False, ""
+        desk.serving.is_canary = False
+        with pytest.raises(openai.InternalServerError):
+            create(model="m", messages=ASK, user="of the incumbent")
+        assert desk.serving.outcomes[1:] == [("of the incumbent", False, "EngineError")]
+        desk.engine.failed = ""
         assert "x-canary" not in create(model="m", messages=ASK).headers
 
 

@@ -164,7 +164,7 @@ class Address:
     # What they share
 
     async def _answer(self, call: ModelCall, conversation: str, headers: Mapping[str, str]) -> tuple[Reply, Served]:
-        """The answer, and which policy gave it. A canary's conversation that gets none counts as a failure."""
+        """The answer, and which policy gave it. One that fails counts as a failure of its arm while a canary is tried."""
         try:
             calls, served = await self._in_thread(self._who_answers, conversation)
         except Exception as error:
@@ -174,8 +174,8 @@ class Address:
                 return await calls.aanswer(call), served
         except Exception as error:  # of a chat template or a plugin
             refusal = refusal_of(error)
-            if served.is_canary and refusal.status >= 500:
-                await self._in_thread(self._serving.record_outcome, conversation, False, why=type(error).__name__)
+            if refusal.status >= 500:
+                await self._in_thread(self._serving.record_failure, conversation, why=type(error).__name__)
             raise refusal from error
 
     def _who_answers(self, conversation: str) -> tuple[ServedCalls, Served]:
