@@ -164,7 +164,7 @@ class Address:
     # What they share
 
     async def _answer(self, call: ModelCall, conversation: str, headers: Mapping[str, str]) -> tuple[Reply, Served]:
-        """The answer, and which policy gave it. One that fails counts as a failure of its arm while a canary is tried."""
+        """The answer, and which policy gave it. One that fails counts for its arm while a canary is tried."""
         try:
             calls, served = await self._in_thread(self._who_answers, conversation)
         except Exception as error:
