@@ -504,6 +504,7 @@ def test_what_is_no_candidate_is_refused(desk: Desk) -> None:
     for arguments, said in (
         (["good", "--set", "trainer.steps=3"], "has no say in a promotion"),
         (["good", "--set", "promotion.slice_loss=2"], "promotion.slice_loss in --set is 2"),
+        (["good", "--canary=much"], "--canary is 'much'"),
         (["good", "--canary", "0.9"], "canary.share in --set is 0.9"),
         (["good", "--status", "--rollback"], "--rollback and --status are two things to do"),
         ([], "promote takes a run"),

@@ -98,8 +98,16 @@ def _refuse_together(options: Sequence[str]) -> None:
 
 
 def _share(canary: str | None) -> float | None:
-    """What `--canary` says of it."""
-    return None if canary in (None, DECLARED) else float(str(canary))
+    """What `--canary` says of it.
+
+    Raises:
+        ConfigError: it is no number.
+    """
+    if canary in (None, DECLARED):
+        return None
+    if not _is_number(str(canary)):
+        raise ConfigError(f"{CANARY} is {canary!r}, and a share of the conversations is a number: {CANARY} 0.1.")
+    return float(str(canary))
 
 
 def _promote(
