@@ -197,8 +197,9 @@ def agenttrain_admit(result: RolloutResult) -> str | None:
 def agenttrain_veto_promotion(promotion: Promotion) -> str | None:
     """Keep a policy from serving by giving the reason; None has nothing against it.
 
-    Shape: veto. All are asked, any reason keeps it out, and every reason is told and kept in the ledger.
-    When: once per `agenttrain promote RUN` of a run that has ended, after the rules were checked, whatever they came to.
+    Shape: veto. All are asked, any reason keeps it out, and every reason is told and kept in the run's promotion.json.
+    When: once per `agenttrain promote RUN`, after the rules were checked, whatever they came to; not of a run that has
+        not ended.
     Exception: counts as a veto, with the exception as its reason; so does an answer that is no text.
 
     Example:
