@@ -45,9 +45,14 @@ def read_evaluation(folder: RunFolder, *, baseline: bool = False) -> Evaluation:
     is_fit = "life" in made_by
     if baseline and not is_fit:
         raise RunError(f"{folder.id} is no fit and has no baseline. Name it without {BASELINE}.")
-    if folder.read_report() is None or not folder.evaluated_tasks.is_file():
+    if folder.read_report() is not None and not folder.evaluated_tasks.is_file():
         raise RunError(
-            f"{folder.id} holds no ended evaluation: it was stopped, is under way, or was a check. "
+            f"{folder.id} has no {folder.evaluated_tasks.relative_to(folder.path)}: it was a check, or an older "
+            "agenttrain made it. Run fit or eval again to compare it."
+        )
+    if folder.read_report() is None:
+        raise RunError(
+            f"{folder.id} holds no ended evaluation: it was stopped or is under way. "
             f"{f'agenttrain fit --resume {folder.id} ends it.' if is_fit else 'Run agenttrain eval again.'}"
         )
     phase: Phase = ("baseline" if baseline else "held_out") if is_fit else "eval"

@@ -129,7 +129,8 @@ def upper_bound_of_ratio(
 ) -> float | None:
     """The upper bound (one-sided, 95 %) of the mean of `other` over that of `base`.
 
-    A studentized bootstrap over tasks, which follows a long right tail better than percentiles do.
+    A studentized bootstrap over tasks, which follows a long right tail better than percentiles do. Where all tasks have
+    the same ratio, the share of others that so many equal ones leave open may have twice as much.
 
     Args:
         base, other: [tasks] of the same tasks in the same order, none below 0.
@@ -145,11 +146,12 @@ def upper_bound_of_ratio(
     ratio, error = _ratio_and_error(np.array([_moments(base, other).mean(axis=0)]), n)
     if n == 1:
         return math.inf
-    if error[0] < 1e-12:
-        return _interval_of_equals(float(ratio[0]), n, float(abs(ratio[0])), tail)[1]
-    means = _resampled_means(_moments(base, other), n_resamples, np.random.default_rng(seed))
+    least = 1e-6 * abs(float(ratio[0]))  # an error below it is one of floats: all tasks have the same ratio
+    if error[0] <= least:
+        return _interval_of_equals(float(ratio[0]), n, 2 * float(abs(ratio[0])), tail)[1]
+    means = _resampled_means(_moments(base, other), n_resamples, seed)
     ratios, errors = _ratio_and_error(means, n)
-    t = np.divide(ratios - ratio[0], errors, out=np.full(len(ratios), -math.inf), where=errors > 1e-12)
+    t = np.divide(ratios - ratio[0], errors, out=np.full(len(ratios), -math.inf), where=errors > least)
     return float(ratio[0] - np.quantile(t, tail, method="lower") * error[0])
 
 
@@ -227,7 +229,7 @@ def _expanded_percentile(
 ) -> tuple[float, float]:
     """Percentiles of the resampled means, at levels widened for n tasks."""
     level = _expanded(tail, len(differences))
-    means = _resampled_means(differences, n_resamples, np.random.default_rng(seed))
+    means = _resampled_means(differences, n_resamples, seed)
     low, high = np.quantile(means, [level, 1 - level])
     return float(low), float(high)
 
@@ -267,16 +269,20 @@ def _ratio_and_error(
     return ratio, error
 
 
-def _resampled_means(
-    values: npt.NDArray[np.float64], n_resamples: int, rng: np.random.Generator
-) -> npt.NDArray[np.float64]:
+def _resampled_means(values: npt.NDArray[np.float64], n_resamples: int, seed: int) -> npt.NDArray[np.float64]:
     """[n_resamples, …] means of as many of the first axis drawn with replacement."""
     n = len(values)
     distinct, counts = np.unique(values, axis=0, return_counts=True)
     if 4 * len(distinct) <= n:  # how often each was drawn says the same, and is drawn sooner
-        means: npt.NDArray[np.float64] = rng.multinomial(n, counts / n, size=n_resamples) @ distinct / n
-        return means
-    rows = max(1, _CHUNK // values.size)
+        orders = slice(None), slice(None, None, -1)  # from both ends, so that the sides of a difference may turn
+        sizes = n_resamples - n_resamples // 2, n_resamples // 2
+        return np.concatenate(
+            [
+                np.random.default_rng(seed).multinomial(n, counts[order] / n, size=size) @ distinct[order] / n
+                for order, size in zip(orders, sizes, strict=True)
+            ]
+        )
+    rng, rows = np.random.default_rng(seed), max(1, _CHUNK // values.size)
     chunks: list[Any] = []
     for start in range(0, n_resamples, rows):
         drawn = rng.integers(0, n, size=(min(rows, n_resamples - start), n), dtype=np.int32)
