@@ -223,6 +223,7 @@ def test_tools_and_nodes_know_who_answers(desk: Desk) -> None:
         agenttrain.current_serving()
 
 
+@pytest.mark.slow
 def test_spans_of_calls_say_who_answered(desk: Desk) -> None:
     mine, other = desk.try_canary()
     exporter = InMemorySpanExporter()
