@@ -115,8 +115,8 @@ def spoilt_tasks(folder: Path) -> Path:
 
 
 def flaky_graph(folder: Path) -> str:
-    """A graph.py in a folder of the example's name, with its settings."""
-    place = folder / "flaky" / EXAMPLE.name
+    """A graph.py in a folder of its own, with the example's settings."""
+    place = folder / "flaky-desk"
     place.mkdir(parents=True, exist_ok=True)
     shutil.copy(EXAMPLE / "agenttrain.toml", place)
     tasks, model = str(EXAMPLE / "tasks.jsonl"), str(EXAMPLE / "policy")
@@ -214,7 +214,7 @@ def refusals(desk: Desk) -> None:
     case = a_case_that_got_worse(desk, "rl")
     added = desk.agenttrain("cases", "add", f"{desk.run_by_name['rl']}", case, "--why", "the base got it right")
     desk.promote("rl", expected=13)
-    desk.agenttrain("cases", "remove", added["id"], "--why", "to see the rest of the gate")
+    desk.agenttrain("cases", "remove", added["case"], "--why", "to see the rest of the gate")
 
 
 def acceptance(desk: Desk) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from agenttrain.candidate import candidate_of
 from agenttrain.commands.promotion_text import GateProgress
+from agenttrain.gate.candidate import candidate_of
+from agenttrain.gate.verdict import Gate, Verdict
 from agenttrain.plugins import hook_names
 from agenttrain.promotion.ledger import Ledger
 from agenttrain.promotion.rules import EXIT_CODES
 from agenttrain.testing import ToyRun, toy_project
-from agenttrain.verdict import Gate, Verdict
 
 HOOKS = """
 import threading

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agenttrain.export import ExportCheck
+from agenttrain.export.exporting import ExportCheck
 from agenttrain.promotion import rules
 from agenttrain.promotion.compare import Difference
 from agenttrain.promotion.comparison import Compared, MeasureDifference, SliceDifference

@@ -20,7 +20,7 @@ from agenttrain.commands.arguments import (
 from agenttrain.errors import ConfigError
 
 if TYPE_CHECKING:
-    from agenttrain.export import Exported
+    from agenttrain.export.exporting import Exported
 
 EXPORTS = Path("exports")
 
@@ -51,9 +51,9 @@ def export_command(
 ) -> None:
     """Write a policy as a Hugging Face folder with a model card, and prove that it answers as it was measured."""
     from agenttrain.config import environment
-    from agenttrain.export import Wanted, check_export, export_policy
+    from agenttrain.export.exporting import Wanted, check_export, export_policy
+    from agenttrain.export.policy_source import find_policy
     from agenttrain.plugins import Plugins
-    from agenttrain.policy_source import find_policy
 
     check_choice("--form", form, ("merged", "adapter"))
     check_choice("--prompts", prompts, ("held_out", "synthetic"))

@@ -24,9 +24,9 @@ from agenttrain.commands.arguments import (
 from agenttrain.errors import AgenttrainError, ConfigError
 
 if TYPE_CHECKING:
-    from agenttrain.candidate import Candidate
+    from agenttrain.gate.candidate import Candidate
+    from agenttrain.gate.verdict import GateWatcher
     from agenttrain.promotion.ledger import Ledger
-    from agenttrain.verdict import GateWatcher
 
 CANARY = "--canary"
 DECLARED = "declared"
@@ -120,9 +120,9 @@ def _promote(
     check_only: bool,
     as_json: bool,
 ) -> None:
-    from agenttrain.candidate import candidate_of
     from agenttrain.commands.promotion_text import GateProgress, decision_text
     from agenttrain.exporters import exporting, wanted_exporter
+    from agenttrain.gate.candidate import candidate_of
     from agenttrain.promotion.ledger import Ledger, ledger_folder
     from agenttrain.run_folder import find_run
 
@@ -149,10 +149,10 @@ def _serves_already(candidate: Candidate, ledger: Ledger, *, check_only: bool) -
         PromotionError: the ledger is of another graph, another run's canary is under way, or what serves is not as it
             was accepted.
     """
-    from agenttrain.promote import refuse_other_canary
+    from agenttrain.gate.accept import refuse_other_canary
+    from agenttrain.gate.verdict import refuse_foreign
+    from agenttrain.gate.way_back import refuse_changed
     from agenttrain.promotion.ledger import serving_now
-    from agenttrain.verdict import refuse_foreign
-    from agenttrain.way_back import refuse_changed
 
     entries = ledger.entries()
     refuse_foreign(ledger, entries, candidate.graph)
@@ -175,8 +175,8 @@ def _decided(
     check_only: bool,
 ) -> dict[str, Any]:
     """The gate, and what comes of it; the run's promotion.json holds the same."""
-    from agenttrain.promote import accepted, as_dict, held_to_it, write_decision
-    from agenttrain.verdict import Gate
+    from agenttrain.gate.accept import accepted, as_dict, held_to_it, write_decision
+    from agenttrain.gate.verdict import Gate
 
     verdict = Gate(candidate=candidate, ledger=ledger, runs=RUNS, watcher=watcher).verdict()
     if not verdict.passed or check_only:

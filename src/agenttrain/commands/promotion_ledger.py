@@ -45,8 +45,8 @@ def show_status(name: str | None, *, as_json: bool) -> None:
 
 def roll_back(run: str | None, name: str | None, why: str | None, *, as_json: bool) -> None:
     """Let what was accepted before serve again; of a canary that is named, end that alone."""
+    from agenttrain.gate.way_back import canary_ended, rolled_back
     from agenttrain.promotion.ledger import canary_now, serving_now
-    from agenttrain.way_back import canary_ended, rolled_back
 
     named, ledger = _run_named(run, name)
     entries, why = ledger.entries(), why or "by hand"

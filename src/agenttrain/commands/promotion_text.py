@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from agenttrain.candidate import Candidate
 from agenttrain.commands.progress import Progress
+from agenttrain.gate.candidate import Candidate
 
 PASSED, FAILED = "\N{CHECK MARK}", "\N{BALLOT X}"
 DEEDS = {

@@ -16,7 +16,7 @@ from agenttrain.promotion_record import RuleResult
 from agenttrain.records import Rollout
 
 if TYPE_CHECKING:
-    from agenttrain.export import ExportCheck
+    from agenttrain.export.exporting import ExportCheck
 
 EXIT_CODES: Mapping[str, int] = {
     "evidence": 10,

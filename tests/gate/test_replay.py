@@ -11,8 +11,8 @@ import pytest
 from agenttrain.commands.progress import Progress
 from agenttrain.errors import TaskError
 from agenttrain.evaluated import find_evaluation
+from agenttrain.gate.replay import CaseOutcome, Replay, outcome_of, replayed
 from agenttrain.prepare import prepare
-from agenttrain.replay import CaseOutcome, Replay, outcome_of, replayed
 from agenttrain.run_folder import RunFolder
 from agenttrain.tasks import read_tasks
 from agenttrain.testing.small_model import tiny_model

@@ -17,10 +17,10 @@ from agenttrain.capture.probe import CONVERSATIONS
 from agenttrain.capture.render import open_renderer
 from agenttrain.config import Config
 from agenttrain.errors import ConfigError, ModelError
+from agenttrain.export.recorded_turns import RecordedTurn
 from agenttrain.plugins import Plugins
 from agenttrain.promotion.fixed_set import Agreement, FixedTurn, Greedy, agreement, answered_turn, scored_turn
 from agenttrain.protocols import Engine, EngineContext
-from agenttrain.recorded_turns import RecordedTurn
 from agenttrain.records import Ids, Sampling
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from agenttrain.config import Config, resolve
 from agenttrain.disk import disk_trouble, empty_folder, replace_folder
 from agenttrain.errors import ModelError, PromotionError, RunError
-from agenttrain.exported_files import (
+from agenttrain.export.exported_files import (
     base_license,
     copy_policy,
     files_of,
@@ -25,9 +25,7 @@ from agenttrain.exported_files import (
     refuse_target,
     write_generation_config,
 )
-from agenttrain.folder_hash import file_hashes, policy_hash
-from agenttrain.plugins import Plugins
-from agenttrain.policy_answers import (
+from agenttrain.export.policy_answers import (
     MOST_TOKENS,
     TRANSFORMERS,
     adapter_tables,
@@ -40,11 +38,13 @@ from agenttrain.policy_answers import (
     stop_ids,
     synthetic_prompts,
 )
-from agenttrain.policy_source import PolicySource, changed_since_fit, ledger_lines
+from agenttrain.export.policy_source import PolicySource, changed_since_fit, ledger_lines
+from agenttrain.export.recorded_turns import recorded_turns
+from agenttrain.folder_hash import file_hashes, policy_hash
+from agenttrain.plugins import Plugins
 from agenttrain.prepare import model_folder
 from agenttrain.promotion.card import CardFacts, model_card
 from agenttrain.promotion.fixed_set import NAME, Agreement, FixedSet, FixedTurn, Form, as_json, read_fixed_set
-from agenttrain.recorded_turns import recorded_turns
 from agenttrain.report import verdict
 from agenttrain.run_folder import RunFolder
 

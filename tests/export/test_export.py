@@ -1,4 +1,4 @@
-"""export.py: a policy becomes a folder that other people load, and what was recorded is held against it."""
+"""export/: a policy becomes a folder that other people load, and what was recorded is held against it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from agenttrain.export import export_check
+from agenttrain.export.exporting import export_check
+from agenttrain.export.policy_source import find_policy
 from agenttrain.folder_hash import policy_hash
-from agenttrain.policy_source import find_policy
 from agenttrain.promotion.ledger import Ledger
 from agenttrain.run_folder import RunFolder
 from agenttrain.served_policy import source_of_run
@@ -309,7 +309,7 @@ class _Other:
 
 
 def test_an_engine_that_answers_otherwise_keeps_the_folder_from_its_place(run: RunFolder, tmp_path: Path) -> None:
-    from agenttrain.export import Wanted, export_policy
+    from agenttrain.export.exporting import Wanted, export_policy
     from agenttrain.markers import hookimpl
     from agenttrain.plugins import Plugins
 
@@ -438,7 +438,7 @@ def test_a_run_that_has_no_policy_is_told(run: RunFolder, command: Any) -> None:
 
 def test_a_full_disk_is_told_before_anything_is_copied(run: RunFolder, command: Any, monkeypatch: Any) -> None:
     full = shutil._ntuple_diskusage(10, 9, 1)  # type: ignore[attr-defined]
-    monkeypatch.setattr("agenttrain.exported_files.shutil.disk_usage", lambda path: full)
+    monkeypatch.setattr("agenttrain.export.exported_files.shutil.disk_usage", lambda path: full)
     done = command("export", run.id)
     assert done.code == 1
     assert "has 0 MiB free, and the exported folder takes 0 MiB. Make room" in done.err

@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from agenttrain.candidate import Candidate
 from agenttrain.errors import AgenttrainError, ModelError, PromotionError, RunError
 from agenttrain.evaluated import read_evaluation
 from agenttrain.evaluation import Watcher, declared_verifiers, evaluate
-from agenttrain.export import export_check
+from agenttrain.export.exporting import export_check
+from agenttrain.gate.candidate import Candidate
+from agenttrain.gate.replay import Replay, job_at, replayed
+from agenttrain.gate.way_back import refuse_changed
 from agenttrain.promotion import rules
 from agenttrain.promotion.cases import RegressionSet
 from agenttrain.promotion.comparison import Compared, compared, mean_bound, ratio_bound
@@ -23,10 +25,8 @@ from agenttrain.promotion.ledger import Ledger, serving_now
 from agenttrain.promotion.measures import Evaluation
 from agenttrain.promotion_record import BASE, LedgerEntry, Promotion, RuleResult
 from agenttrain.records import Task
-from agenttrain.replay import Replay, job_at, replayed
 from agenttrain.run_folder import RunFolder, new_run
 from agenttrain.tasks import read_tasks
-from agenttrain.way_back import refuse_changed
 
 COMPARED = ("difference", "slices", "safety", "cost", "latency")
 """Rules that hold the candidate's evaluation against the incumbent's."""

@@ -14,18 +14,18 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from agenttrain.candidate import DECLARED_TODAY, Candidate
 from agenttrain.disk import replace_file
 from agenttrain.errors import AgenttrainError, PromotionError, RunError
 from agenttrain.folder_hash import policy_hash
+from agenttrain.gate.candidate import DECLARED_TODAY, Candidate
+from agenttrain.gate.replay import Replay, replayed
+from agenttrain.gate.verdict import GateWatcher, Verdict, passes_of
+from agenttrain.gate.way_back import canary_ended, refuse_changed, rolled_back
 from agenttrain.promotion import rules
 from agenttrain.promotion.cases import RegressionSet
 from agenttrain.promotion.ledger import Ledger, canary_now, serving_now
 from agenttrain.promotion_record import LedgerEntry
-from agenttrain.replay import Replay, replayed
 from agenttrain.tasks import read_tasks
-from agenttrain.verdict import GateWatcher, Verdict, passes_of
-from agenttrain.way_back import canary_ended, refuse_changed, rolled_back
 
 
 def refuse_other_canary(entries: Sequence[LedgerEntry], run_id: str) -> None:
