@@ -34,7 +34,7 @@ from openai import OpenAI
 from agenttrain.address.app import Address, Settings
 from agenttrain.address.request import read_request
 from agenttrain.address.server import listening, url_of
-from agenttrain.serving import Serving, open_serving
+from agenttrain.serving.attached import Serving, open_serving
 
 ROOT = Path(__file__).parents[1]
 numbers = itertools.count(100_000)

@@ -64,8 +64,8 @@ def test_every_name_together_loads_nothing_that_trains_or_serves() -> None:
 
 def test_public_names_are_those_of_their_modules() -> None:
     """The very same objects."""
-    from agenttrain import serving
     from agenttrain.graph import chat_model
+    from agenttrain.serving import attached as serving
 
     assert (agenttrain.attach, agenttrain.use) == (serving.attach, serving.use)
     assert agenttrain.chat_model is chat_model.chat_model

@@ -6,8 +6,9 @@ The map of the flow, each stage a package that takes and returns `records`:
                load      a Turn     turns to      verifiers  to       to an      better than
                and gate  per call   token paths   and status Samples  update     the baseline?
 
-`rollout.py` puts the stages together for one task, `pool.py` runs many at once, `fit.py` is the whole run; what it has
-trained answers a user's graph by `serving.py`.
+`rollout.py` puts the stages together for one task, `pool.py` runs many at once, `fit.py` is the whole run. What it has
+trained is let through or kept out by `gate/`, answers a user's graph by `serving/`, an address by `address/`, and becomes
+a folder for others by `export/`.
 `records.py` holds the nouns, `protocols.py` the roles others may play, `hookspecs.py` the plugin points.
 """
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from agenttrain.records import Task
     from agenttrain.sandbox.opening import open_sandbox
     from agenttrain.sandbox_protocol import SandboxRefusal
-    from agenttrain.serving import attach, record_outcome, use
+    from agenttrain.serving.attached import attach, record_outcome, use
 
 __version__ = "0.1.0"
 __all__ = [
@@ -61,13 +62,13 @@ _homes = {
     "PolicyFailure": "agenttrain.errors",
     "SandboxRefusal": "agenttrain.sandbox_protocol",
     "Task": "agenttrain.records",
-    "attach": "agenttrain.serving",
+    "attach": "agenttrain.serving.attached",
     "chat_model": "agenttrain.graph.chat_model",
     "hookimpl": "agenttrain.markers",
     "idempotency_key": "agenttrain.graph.idempotency",
     "open_sandbox": "agenttrain.sandbox.opening",
-    "record_outcome": "agenttrain.serving",
-    "use": "agenttrain.serving",
+    "record_outcome": "agenttrain.serving.attached",
+    "use": "agenttrain.serving.attached",
 }
 
 

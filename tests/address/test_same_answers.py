@@ -13,7 +13,7 @@ from langchain_core.messages import AIMessage, AnyMessage, ToolMessage
 
 import agenttrain
 from agenttrain.address.app import Address, Settings
-from agenttrain.serving import open_serving
+from agenttrain.serving.attached import open_serving
 
 ROOT = Path(__file__).parents[2]
 DESK = ROOT / "examples" / "order-desk"

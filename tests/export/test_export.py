@@ -17,7 +17,7 @@ from agenttrain.export.policy_source import find_policy
 from agenttrain.folder_hash import policy_hash
 from agenttrain.promotion.ledger import Ledger
 from agenttrain.run_folder import RunFolder
-from agenttrain.served_policy import source_of_run
+from agenttrain.serving.served_policy import source_of_run
 from agenttrain.testing import tiny_model, toy_project
 
 WEIGHTS = "model.safetensors"

@@ -14,7 +14,7 @@ from langchain_tests.integration_tests import ChatModelIntegrationTests
 
 from agenttrain.address.app import Address, Settings
 from agenttrain.address.server import listening, url_of
-from agenttrain.serving import open_serving
+from agenttrain.serving.attached import open_serving
 
 POLICY = Path(__file__).parent / "policy"
 """It has learned what the suite asks."""

@@ -31,7 +31,7 @@ from agenttrain.address.request import Asked, read_body, read_request
 from agenttrain.capture.served import ServedCalls
 from agenttrain.errors import AgenttrainError
 from agenttrain.records import ModelCall, Reply
-from agenttrain.serving import Serving
+from agenttrain.serving.attached import Serving
 from agenttrain.serving_mark import Served, current_serving_is
 
 T = TypeVar("T")

@@ -36,7 +36,7 @@ def serve_command(
     from agenttrain.address.app import Address, Settings
     from agenttrain.address.server import answer_until_ended, listening, url_of
     from agenttrain.exporters import exporting, wanted_exporter
-    from agenttrain.serving import open_serving
+    from agenttrain.serving.attached import open_serving
 
     settings = Settings(
         name=name or Path(run).name, key=_key(api_key_env), strict_model=strict_model, most_open=most_open

@@ -20,11 +20,11 @@ from langgraph.graph import MessagesState, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 import agenttrain
-from agenttrain import serving
 from agenttrain.errors import CaptureError, ConfigError, GraphError, ModelError, RoleError, RunError
 from agenttrain.graph.intercept import FUNNELS
 from agenttrain.graph.load import load_module
-from agenttrain.served_policy import served_policies
+from agenttrain.serving import attached as serving
+from agenttrain.serving.served_policy import served_policies
 
 ASK = {"messages": [("user", "Price of item 3?")]}
 ORIGINALS = {name: vars(BaseChatModel).get(name) for name in FUNNELS}

@@ -23,14 +23,14 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import agenttrain
-from agenttrain import serving
 from agenttrain.errors import ConfigError
 from agenttrain.folder_hash import policy_hash
 from agenttrain.promotion.canary import draws_canary
 from agenttrain.promotion.ledger import Ledger
 from agenttrain.promotion.outcomes import Outcomes
 from agenttrain.promotion_record import LedgerEntry
-from agenttrain.served_policy import served_policies
+from agenttrain.serving import attached as serving
+from agenttrain.serving.served_policy import served_policies
 from agenttrain.telemetry import names
 
 ASK = {"messages": [("user", "Price of item 3?")]}

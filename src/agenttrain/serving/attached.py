@@ -16,8 +16,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from agenttrain.arms import Arms, LedgerArms, ledger_named, open_arms
-from agenttrain.canary_trial import trial_of
 from agenttrain.capture.served import ServedCalls
 from agenttrain.config import environment
 from agenttrain.errors import ConfigError, PromotionError, RoleError
@@ -30,8 +28,10 @@ from agenttrain.plugins import Plugins
 from agenttrain.promotion.ledger import Ledger
 from agenttrain.promotion.outcomes import Outcomes
 from agenttrain.records import CallSite, Role
-from agenttrain.served_policy import ServedSource
-from agenttrain.served_run import GraphRun, Outcome, ServedRoute, checked_outcome, served_by
+from agenttrain.serving.arms import Arms, LedgerArms, ledger_named, open_arms
+from agenttrain.serving.canary_trial import trial_of
+from agenttrain.serving.served_policy import ServedSource
+from agenttrain.serving.served_run import GraphRun, Outcome, ServedRoute, checked_outcome, served_by
 from agenttrain.serving_mark import Served, current_serving_is
 from agenttrain.trainable import Selector, Trainable, trainable_of
 

@@ -17,14 +17,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from agenttrain.canary_trial import CanaryTrial, trial_of
 from agenttrain.capture.served import ServedCalls
 from agenttrain.errors import AgenttrainError, PromotionError, RunError
 from agenttrain.promotion.ledger import PROMOTIONS, Ledger, canary_now, serving_now
 from agenttrain.promotion.outcomes import Arm as ArmName
 from agenttrain.promotion.outcomes import Outcomes
 from agenttrain.promotion_record import LedgerEntry
-from agenttrain.served_policy import (
+from agenttrain.serving.canary_trial import CanaryTrial, trial_of
+from agenttrain.serving.served_policy import (
     ServedPolicy,
     ServedSource,
     check_weights,

@@ -17,8 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from agenttrain.arms import Arm, Arms, OneRun
-from agenttrain.canary_trial import CanaryTrial
 from agenttrain.capture.served import ServedCalls
 from agenttrain.errors import ConfigError, PromotionError
 from agenttrain.graph.effects import stand_ins_run
@@ -28,6 +26,8 @@ from agenttrain.records import CallSite, ModelCall, OwnAnswer, Reply, Role, Task
 from agenttrain.sandbox.making import SandboxMaker
 from agenttrain.sandbox_protocol import Sandbox
 from agenttrain.sandbox_spec import SandboxSpec
+from agenttrain.serving.arms import Arm, Arms, OneRun
+from agenttrain.serving.canary_trial import CanaryTrial
 from agenttrain.serving_mark import Served, current_serving_is
 from agenttrain.trainable import Trainable, current_sandbox_is, function_name
 

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 import agenttrain
-from agenttrain.arms import LedgerArms, OneRun, ledger_named, open_arms
 from agenttrain.errors import PromotionError, RunError
 from agenttrain.folder_hash import policy_hash
 from agenttrain.promotion.canary import draws_canary
 from agenttrain.promotion.ledger import Ledger, canary_now
 from agenttrain.promotion.outcomes import Outcomes
 from agenttrain.promotion_record import BASE, LedgerEntry
-from agenttrain.served_policy import served_policies
+from agenttrain.serving.arms import LedgerArms, OneRun, ledger_named, open_arms
+from agenttrain.serving.served_policy import served_policies
 
 CANARY = "[canary]\nmin_outcomes = 4\n"
 

@@ -16,7 +16,7 @@ from agenttrain.promotion.canary import Look, draws_canary, next_look
 from agenttrain.promotion.ledger import Ledger, canary_now
 from agenttrain.promotion.outcomes import Arm, Outcomes, Source
 from agenttrain.promotion_record import LedgerEntry
-from agenttrain.served_policy import source_of_entry
+from agenttrain.serving.served_policy import source_of_entry
 
 _log = logging.getLogger(__name__)
 FULL_MARKS: Final = 1 - 1e-9
