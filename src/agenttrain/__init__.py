@@ -7,8 +7,8 @@ The map of the flow, each stage a package that takes and returns `records`:
                and gate  per call   token paths   and status Samples  update     the baseline?
 
 `rollout.py` puts the stages together for one task, `pool.py` runs many at once, `fit.py` is the whole run. What it has
-trained is let through or kept out by `gate/`, answers a user's graph by `serving/`, an address by `address/`, and becomes
-a folder for others by `export/`.
+trained is let through or kept out by `gate/`, answers a user's graph by `serving/` and other clients by `address/`, and
+becomes a folder for others by `export/`.
 `records.py` holds the nouns, `protocols.py` the roles others may play, `hookspecs.py` the plugin points.
 """
 
