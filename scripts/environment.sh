@@ -10,10 +10,10 @@ make_environment() {
     "$python" -m venv "$name"
   fi
   export PATH="$PWD/$name/bin:$PATH"
-  if ! { cat constraints.txt; echo "$extra $*"; } | cmp -s - "$name/installed" || ! python -c "import agenttrain" 2>/dev/null; then
+  if ! { cat constraints.txt pyproject.toml; echo "$extra $*"; } | cmp -s - "$name/installed" || ! python -c "import agenttrain" 2>/dev/null; then
     echo "Installing into $name (up to 2.3 GB, a few minutes the first time) ..." >&2
     python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
     python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".$extra" ${also[@]+"${also[@]}"}
-    { cat constraints.txt; echo "$extra $*"; } >"$name/installed"
+    { cat constraints.txt pyproject.toml; echo "$extra $*"; } >"$name/installed"
   fi
 }

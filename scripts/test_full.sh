@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # What takes longer than scripts/test.sh, before a release: whole runs over several seeds, the control, killed
-# runs, what speed is held against, and the longer runs of veRL beside its own tests.
-# Usage: scripts/test_full.sh [tests|seeds|control|kills|benchmarks|verl|matrix]; without a part, all of them, one after the
+# runs, what speed is held against, the gate on real candidates, and the longer runs of veRL beside its own tests.
+# Usage: scripts/test_full.sh [tests|seeds|control|kills|benchmarks|promotion|verl|matrix]; without a part, all of them, one after the
 # other.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/environment.sh
 make_environment .venv-test "[dev]" agenttrain-sglang "agenttrain-verl[verl,sglang]"
 part=${1:-all}
-case "$part" in tests | seeds | control | kills | benchmarks | verl | matrix | all) ;; *)
-  echo "There is no part '$part'. Parts: tests, seeds, control, kills, benchmarks, verl, matrix." >&2
+case "$part" in tests | seeds | control | kills | benchmarks | promotion | verl | matrix | all) ;; *)
+  echo "There is no part '$part'. Parts: tests, seeds, control, kills, benchmarks, promotion, verl, matrix." >&2
   exit 2
   ;;
 esac
@@ -28,6 +28,10 @@ if wants benchmarks; then
   python benchmarks/telemetry.py
   python benchmarks/fit_profile.py
   python benchmarks/sandbox.py
+fi
+if wants promotion; then
+  python benchmarks/promotion.py
+  python benchmarks/canary.py
 fi
 if wants verl; then
   agenttrain sglang setup --device cpu
