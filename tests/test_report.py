@@ -1,4 +1,5 @@
 import json
+import math
 from typing import Any
 
 import pytest
@@ -352,6 +353,13 @@ def test_the_gap_is_a_mean_over_tokens_and_a_maximum_over_steps() -> None:
     ]
     assert logprob_gap(steps) == {"mean": 4.0, "max": 3.0}
     assert logprob_gap([]) == {"mean": 0.0, "max": 0.0}
+
+
+@pytest.mark.parametrize("gaps", [(2e-5, math.nan), (math.nan, 2e-5)])
+def test_a_gap_that_is_no_number_is_the_largest(gaps: tuple[float, float]) -> None:
+    """In whichever step it was: a later sound one doesn't hide it."""
+    steps = [{"logprob_gap_mean": gap, "logprob_gap_max": gap, "tokens_trained": 1} for gap in gaps]
+    assert math.isnan(logprob_gap(steps)["max"])
 
 
 def test_a_users_text_stays_in_its_cell() -> None:

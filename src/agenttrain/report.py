@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from agenttrain.promotion.comparison import Compared
 from agenttrain.promotion.comparison_text import as_dict, difference_lines, slice_figures
 from agenttrain.promotion.parts_text import parts_lines
@@ -110,7 +112,7 @@ def logprob_gap(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     n = sum(weight for _, weight in weighed)
     return {
         "mean": sum(value * weight for value, weight in weighed) / n if n else 0.0,
-        "max": max((row.get("logprob_gap_max", 0.0) for row in steps), default=0.0),
+        "max": float(np.max([row.get("logprob_gap_max", 0.0) for row in steps], initial=0.0)),  # a NaN stays one
     }
 
 

@@ -284,6 +284,13 @@ def test_the_gap_must_be_below(largest: float, passed: bool) -> None:
     assert rules.logprob_gap(measured, [{"logprob_gap_max": largest}], max_gap=1e-3).passed is passed
 
 
+@pytest.mark.parametrize("gaps", [(2e-5, math.nan, 1e-5), (2e-5, 0.5), (math.nan, 0.0)])
+def test_each_step_s_gap_must_be_below(gaps: tuple[float, ...]) -> None:
+    """Also one that the report doesn't have, and one that is no number: the alarm of either is left to this rule."""
+    steps = [{"step": 0}, *({"logprob_gap_max": gap} for gap in gaps)]
+    assert not rules.logprob_gap(report(), steps, max_gap=1e-3).passed
+
+
 @pytest.mark.parametrize("steps", [[], [{"step": 1}], [{"logprob_gap_max": None}]])
 def test_a_gap_that_nobody_measured_is_no_pass(steps: list[dict[str, Any]]) -> None:
     """The report has 0 there, which nobody measured."""

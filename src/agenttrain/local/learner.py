@@ -387,7 +387,7 @@ def _training(
         loss=sum(losses) / len(losses),
         grad_norm=sum(norms) / len(norms),
         gap_mean=sum(gap.total for gap in gaps) / n_fresh if n_fresh else None,
-        gap_max=max(gap.largest for gap in gaps) if n_fresh else None,
+        gap_max=float(torch.tensor([gap.largest for gap in gaps], dtype=torch.float64).max()) if n_fresh else None,
         clip_fraction=sum(each.n_clipped for each in passes) / n_seen,
         nll=sum(each.nll_sum for each in passes) / n_seen,
         n_tokens=n_seen // n_epochs,

@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from agenttrain.promotion.comparison import Compared, SliceDifference
 from agenttrain.promotion.measures import Evaluation
 from agenttrain.promotion_record import RuleResult
@@ -237,12 +239,13 @@ def logprob_gap(report: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], *
     """Engine and trainer gave the trained tokens the same log probabilities, up to rounding.
 
     Args:
-        steps: metrics.jsonl, which says whether it was measured.
+        steps: metrics.jsonl, which says whether it was measured; a step of which it is no number is told.
     """
     bound = f"below {max_gap:g}"
-    if not any(row.get("logprob_gap_max") is not None for row in steps):
+    gaps = [row["logprob_gap_max"] for row in steps if row.get("logprob_gap_max") is not None]
+    if not gaps:
         return _result("logprob_gap", False, "not measured", bound)
-    largest = report["logprob_gap"]["max"]
+    largest = float(np.max([*gaps, report["logprob_gap"]["max"]]))  # a NaN is the largest
     return _result("logprob_gap", largest < max_gap, f"{largest:.1e} at most, engine against trainer", bound)
 
 

@@ -50,8 +50,8 @@ def gap_figures(
         weight_version: that the step began with. A row with an older one counts in `nll` alone.
 
     Returns:
-        By veRL's manner of names: logprob_gap_mean and logprob_gap_max over the fresh rows' trained tokens (0 without
-        any), and nll over all.
+        By veRL's manner of names: logprob_gap_mean and logprob_gap_max over the fresh rows' trained tokens (none of
+        them without any), and nll over all.
     """
     gaps: list[float] = []
     likely: list[float] = []
@@ -60,11 +60,11 @@ def gap_figures(
         likely += r[at].tolist()
         if row.oldest_version == weight_version:
             gaps += (o - r).abs()[at].tolist()
-    return {
-        f"{OWN}logprob_gap_mean": math.fsum(gaps) / max(1, len(gaps)),
-        f"{OWN}logprob_gap_max": max(gaps, default=0.0),
-        f"{OWN}nll": -math.fsum(likely) / max(1, len(likely)),
-    }
+    nll = {f"{OWN}nll": -math.fsum(likely) / max(1, len(likely))}
+    if not gaps:
+        return nll
+    largest = float(torch.tensor(gaps, dtype=torch.float64).max())  # a NaN stays one
+    return {f"{OWN}logprob_gap_mean": math.fsum(gaps) / len(gaps), f"{OWN}logprob_gap_max": largest, **nll}
 
 
 def measured_figures(

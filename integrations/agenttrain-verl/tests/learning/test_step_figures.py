@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -39,10 +41,17 @@ def test_the_gap_is_over_fresh_trained_tokens() -> None:
 
 
 def test_without_a_fresh_token_there_is_no_gap() -> None:
-    """As in the local trainer: 0."""
+    """As in the local trainer: what nobody measured is not 0."""
     told = [torch.tensor([-1.0])]
     found = gap_figures([row("a", 0)], own=told, recorded=told, masks=[torch.tensor([1])], weight_version=3)
-    assert (found["agenttrain/logprob_gap_mean"], found["agenttrain/logprob_gap_max"]) == (0.0, 0.0)
+    assert found == {"agenttrain/nll": 1.0}
+
+
+def test_a_gap_that_is_no_number_is_the_largest() -> None:
+    own = [torch.tensor([-1.0, float("nan"), -1.0])]
+    recorded, masks = [torch.tensor([-1.0, -1.0, -1.0])], [torch.tensor([1, 1, 1])]
+    found = gap_figures([row("a", 0)], own=own, recorded=recorded, masks=masks, weight_version=0)
+    assert math.isnan(found["agenttrain/logprob_gap_max"])
 
 
 def test_figures_have_our_names() -> None:
