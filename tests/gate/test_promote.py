@@ -16,7 +16,7 @@ from agenttrain.folder_hash import policy_hash
 from agenttrain.promotion.ledger import Ledger
 from agenttrain.records import Reward, RewardPart, Rollout, Task
 from agenttrain.run_folder import RunFolder
-from agenttrain.testing import toy_project
+from agenttrain.testing import tiny_model, toy_project
 
 pytestmark = pytest.mark.slow
 
@@ -433,6 +433,40 @@ def test_what_was_accepted_before_serves_again(desk: Desk) -> None:
     nothing = desk.promote("--rollback")
     assert nothing.code == 2
     assert "there is nothing to go back from" in nothing.json["error"]["message"]
+
+
+def test_a_base_that_was_gone_back_to_is_the_incumbent(desk: Desk) -> None:
+    """Also where the candidate was trained from another one; its own baseline is of the wrong policy then."""
+    desk.candidate("good")
+    graph = f"{desk.fitted.read_config()[1]['graph']}:graph"
+    other = tiny_model(desk.folder / "other", seed=5)
+    line = {"graph": graph, "run_id": "base", "policy": other, "why": "complaints"}
+    desk.ledger.append("rolled_back", weights=policy_hash(other), **line)
+    done = desk.promote("good", "--check-only")
+    assert done.code == 0
+    because = "it is another base than the candidate was trained from"
+    assert done.json["incumbent"]["from"] == f"evaluated anew: {because}"
+    made = RunFolder(desk.folder / "runs" / done.json["incumbent"]["evaluation"])
+    assert made.read_config()[1]["policy"] == str(other)
+    shutil.copytree(desk.fitted.path.parents[1] / "model", other, dirs_exist_ok=True)
+    changed = desk.promote("good", "--check-only")
+    assert changed.code == 1
+    assert "The policy of base" in changed.json["error"]["message"]
+    assert "is not as it was accepted" in changed.json["error"]["message"]
+    desk.ledger.append("rolled_back", weights=policy_hash(other), **line)
+    assert desk.promote("good", "--check-only").json["incumbent"]["from"] == "the run's own baseline"
+
+
+def test_a_project_that_was_moved_goes_back_to_its_base(desk: Desk) -> None:
+    """The run's config.toml names the base where it stood."""
+    run = desk.candidate()
+    there, here = desk.fitted.path.parents[1], desk.folder / "toy"
+    shutil.copytree(there, here, ignore=shutil.ignore_patterns("runs"))
+    config = run.path / "config.toml"
+    config.write_text(config.read_text().replace(str(there), "/gone/toy"))
+    assert desk.promote("good", here / "graph.py").code == 0
+    assert desk.promote("--rollback").json["serving"] == "base"
+    assert desk.ledger.entries()[-1].policy == str(here / "model")
 
 
 def test_what_is_not_as_it_was_accepted_does_not_serve_again(desk: Desk) -> None:

@@ -246,6 +246,17 @@ def test_what_was_decided_on_an_older_ledger_is_refused(tmp_path: Path) -> None:
     assert ledger.append("canary", run_id="run-3", decided_on=now, **same).number == 3  # type: ignore[arg-type]
 
 
+def test_what_was_decided_on_another_ledger_is_refused(tmp_path: Path) -> None:
+    """It was moved aside meanwhile, or another one of as many lines was put in its place."""
+    seen = ledger_of(tmp_path / "before", 2).entries()
+    same = {"graph": seen[0].graph, "policy": "/p", "weights": "w", "why": "", "run_id": "run-3", "decided_on": seen}
+    for n_lines in (0, 2):
+        ledger = ledger_of(tmp_path / f"{n_lines} lines", n_lines)
+        with pytest.raises(PromotionError, match="is another one than this was decided on"):
+            ledger.append("canary", **same)  # type: ignore[arg-type]
+        assert len(ledger.entries()) == n_lines
+
+
 def test_one_ledger_is_of_one_graph(tmp_path: Path) -> None:
     """Else a graph of the same folder's name would be served another one's policy."""
     ledger = ledger_of(tmp_path, 1)

@@ -70,7 +70,7 @@ def candidate_of(run: RunFolder, *, graph: str | None, cwd: Path, flags: Mapping
     target = graph or f"{file}:{made_by['attribute']}"
     place = place_of(target, cwd).file
     today, settings = _declared_today(place, tables, flags)
-    job = prepare(target, cwd=cwd, flags=today, saved=_moved(tables, file.parent, place.parent))
+    job = prepare(target, cwd=cwd, flags=today, saved=moved_tables(tables, file.parent, place.parent))
     then = {**made_by.get("hashes", {}), "configuration": _hash(tables)}
     return Candidate(
         run=run,
@@ -118,7 +118,7 @@ def _unlike(name: str, table: Mapping[str, Any], of_run: Mapping[str, Any], wher
             yield f"{name}.{key}", f"{name}.{key} = {value}, from {where} ({before})"
 
 
-def _moved(tables: Mapping[str, Any], before: Path, now: Path) -> dict[str, Any]:
+def moved_tables(tables: Mapping[str, Any], before: Path, now: Path) -> dict[str, Any]:
     """The run's tables, with a model and tasks that stood in its graph's folder taken from where that is now."""
     moved = dict(tables)
     for key in ("model", "tasks"):

@@ -15,6 +15,7 @@ from agenttrain.errors import AgenttrainError, ModelError, PromotionError, RunEr
 from agenttrain.evaluated import read_evaluation
 from agenttrain.evaluation import Watcher, declared_verifiers, evaluate
 from agenttrain.export.exporting import export_check
+from agenttrain.folder_hash import policy_hash
 from agenttrain.gate.candidate import Candidate
 from agenttrain.gate.replay import Replay, job_at, replayed
 from agenttrain.gate.way_back import refuse_changed
@@ -96,11 +97,7 @@ class Gate:
         """
         candidate, entries = self.candidate, self.ledger.entries()
         refuse_foreign(self.ledger, entries, candidate.graph)
-        now = serving_now(entries)
-        if now is not None and now.run_id != BASE:
-            refuse_changed(now)
-        else:
-            now = None
+        now = self._serving(entries)
         evidence = rules.evidence(candidate.report, then=candidate.hashes_then, now=candidate.hashes_now)
         if candidate.report is None:
             missing = [rule for rule in rules.EXIT_CODES if rule not in ("evidence", "replay")]
@@ -116,6 +113,20 @@ class Gate:
             compared=self.compared,
             regression=self.regression,
         )
+
+    def _serving(self, entries: Sequence[LedgerEntry]) -> LedgerEntry | None:
+        """The line of what serves. None: the base that the candidate was trained from.
+
+        Raises:
+            PromotionError: it is not as it was accepted.
+        """
+        now = serving_now(entries)
+        if now is None:
+            return None
+        refuse_changed(now)
+        own_base = self.candidate.job.model
+        is_own = now.run_id == BASE and own_base is not None and policy_hash(own_base) == now.weights
+        return None if is_own else now
 
     def _measured(
         self, report: Mapping[str, Any], evidence: RuleResult, now: LedgerEntry | None
@@ -185,6 +196,8 @@ class Gate:
             return Incumbent(name=BASE, evaluation=baseline, source="the run's own baseline")
         policy = Path(now.policy)
         kept, why = _kept_evaluation(RunFolder(policy.parent), other)
+        if now.run_id == BASE:
+            kept, why = None, "it is another base than the candidate was trained from"
         if kept is None:
             kept = self._evaluated_anew(now.run_id, policy, other, why)
         return Incumbent(name=now.run_id, evaluation=kept, source=f"evaluated anew: {why}" if why else "its own run")

@@ -11,6 +11,7 @@ from pathlib import Path
 from agenttrain.config import resolve
 from agenttrain.errors import AgenttrainError, PromotionError
 from agenttrain.folder_hash import policy_hash
+from agenttrain.gate.candidate import moved_tables
 from agenttrain.prepare import model_folder, model_hash
 from agenttrain.promotion.ledger import Ledger, before_now, canary_now, serving_now
 from agenttrain.promotion_record import BASE, LedgerEntry
@@ -100,14 +101,16 @@ def _accepted(entry: LedgerEntry) -> tuple[str, str]:
 
 
 def _base(now: LedgerEntry) -> tuple[str, str]:
-    """(folder, hash) of the base that what serves was trained from.
+    """(folder, hash) of the base that what serves was trained from; of a graph that was moved, beside it there.
 
     Raises:
         PromotionError: it can't be found, or is another by now.
     """
     run = RunFolder(Path(now.policy).parent)
     try:
-        folder = model_folder(resolve((str(run.path), {"model": run.read_config()[0]["model"]})))
+        tables, made_by = run.read_config()
+        moved = moved_tables(tables, Path(made_by["graph"]).parent, Path(now.graph.rpartition(":")[0]).parent)
+        folder = model_folder(resolve((str(run.path), {"model": moved["model"]})))
         found = model_hash(folder)
     except (AgenttrainError, OSError, KeyError) as error:
         raise PromotionError(

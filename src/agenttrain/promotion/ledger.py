@@ -274,12 +274,18 @@ class Ledger:
             )
 
     def _check_still(self, entries: Sequence[LedgerEntry], decided_on: Sequence[LedgerEntry] | None) -> None:
-        if decided_on is not None and len(decided_on) < len(entries):
-            newest = entries[-1]
+        if decided_on is None or [each.hash for each in decided_on] == [each.hash for each in entries]:
+            return
+        if len(entries) <= len(decided_on):
             raise PromotionError(
-                f"{self.file} has grown meanwhile: {newest.by} wrote line {newest.number} ({newest.deed} "
-                f"{newest.run_id}). Look at what serves now, then decide again."
+                f"{self.file} is another one than this was decided on: it was moved or put back meanwhile. Look at "
+                "what serves now, then decide again."
             )
+        newest = entries[-1]
+        raise PromotionError(
+            f"{self.file} has grown meanwhile: {newest.by} wrote line {newest.number} ({newest.deed} "
+            f"{newest.run_id}). Look at what serves now, then decide again."
+        )
 
     def _read(self, path: Path) -> bytes | None:
         try:
