@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agenttrain.errors import TaskError
-from agenttrain.promotion.comparison import compared, mean_bound, means_of, ratio_bound
+from agenttrain.promotion.compare import paired_difference
+from agenttrain.promotion.comparison import LostPlaces, compared, lost_places, mean_bound, means_of, ratio_bound
 from agenttrain.promotion.comparison_text import as_dict, difference_lines, figures
 from agenttrain.promotion.measures import Evaluation
 from agenttrain.records import Reward, Rollout, Task
@@ -212,6 +213,33 @@ def test_the_lines_of_a_report_leave_success_to_the_line_above() -> None:
         *("| pass@2", "| reward", "| cost", "| tokens", "| turns", "| tool calls", "| invalid tool calls", "| seconds"),
     ]
     assert lines[-2].startswith("2 tasks that vary like these can show a difference in success of ")
+
+
+def test_places_that_base_lost_show_nothing_of_other() -> None:
+    """Both lost to the environment, and gone from the store; what other lost counts as no success all the same."""
+    base = evaluation("a", "x0", "11", "00", "xx")
+    base = replace(base, rollouts=tuple(each for each in base.rollouts if each.id != "t002-1"))
+    other = evaluation("b", "10", "1x", "11", "11")
+    lost = lost_places(base, other)
+    assert lost is not None
+    assert lost.difference == paired_difference(
+        {"t000": [0], "t001": [1, 1], "t002": [0]}, {"t000": [0], "t001": [1, 0], "t002": [1]}
+    )
+    assert (lost.n, lost.difference.value) == (4, pytest.approx(1 / 6))
+    assert lost_places(other, base) is not None
+    assert lost_places(evaluation("c", "1", "0"), evaluation("d", "x", "1")) is None
+    assert lost_places(evaluation("e", "x", "x"), evaluation("f", "1", "1")) == LostPlaces(n=2, difference=None)
+
+
+def test_an_environment_that_only_failed_base_is_no_improvement() -> None:
+    """Both policies do alike, and 15 of base's 300 places were lost: strictly counted other looks better."""
+    base, other = evaluation("a", *["x"] * 15, *["1"] * 285), evaluation("b", *["1"] * 300)
+    strict, lost = compared(base, other).measures["success"].difference, lost_places(base, other)
+    assert strict is not None
+    assert strict.low > 0
+    assert lost is not None
+    assert lost.difference is not None
+    assert lost.difference.low < 0 == lost.difference.value
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from agenttrain.export.exporting import ExportCheck
 from agenttrain.promotion import rules
 from agenttrain.promotion.compare import Difference
-from agenttrain.promotion.comparison import Compared, MeasureDifference, SliceDifference
+from agenttrain.promotion.comparison import Compared, LostPlaces, MeasureDifference, SliceDifference
 from agenttrain.promotion.measures import Evaluation
 from agenttrain.promotion_record import RuleResult
 from agenttrain.records import Reward, RewardPart, Rollout, Task
@@ -147,6 +147,8 @@ def test_evidence_needs_a_run_that_has_ended_and_hashes_to_compare() -> None:
     without = {name: value for name, value in HASHES.items() if name != "tasks"}
     assert rules.evidence(report(), then=without, now=HASHES).figure.endswith("the tasks")
     of_nothing = {**HASHES, "renderer": None}
+    unhidden = rules.evidence(report(), then={**HASHES, "verifier_in_training": "h"}, now=HASHES)
+    assert unhidden.figure == "not as it was when the run was made: hidden files that training tasks were judged by"
     without_renderer = {name: value for name, value in HASHES.items() if name != "renderer"}
     assert rules.evidence(report(), then=without_renderer, now=of_nothing).passed
 
@@ -161,6 +163,22 @@ def test_a_difference_is_told_with_its_interval() -> None:
     result = rules.difference(in_success(interval(0.13, 0.1, 0.16)), min_difference=0)
     assert result.figure == "success 0.500 to 0.600: +0.130 (95 % interval +0.100 to +0.160 on 50 tasks)"
     assert rules.difference(in_success(None), min_difference=-1).passed is False
+
+
+def test_a_difference_that_only_the_environment_made_is_none() -> None:
+    """What serves now lost places to it: without them the bound must hold too."""
+    compared = in_success(interval(0.1, 0.05, 0.2))
+    shown = LostPlaces(n=2, difference=interval(0.08, 0.01, 0.15))
+    assert rules.difference(compared, min_difference=0, lost=shown).passed
+    chance = LostPlaces(n=1, difference=interval(0.02, -0.01, 0.05))
+    result = rules.difference(compared, min_difference=0, lost=chance)
+    assert not result.passed
+    assert result.figure.endswith(
+        "; +0.020 (-0.010 to +0.050) without 1 place that what serves now was not measured in"
+    )
+    nowhere = rules.difference(compared, min_difference=0, lost=LostPlaces(n=50, difference=None))
+    assert not nowhere.passed
+    assert nowhere.figure.endswith("; what serves now was measured nowhere")
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from agenttrain.gate.replay import Replay, job_at, replayed
 from agenttrain.gate.way_back import refuse_changed
 from agenttrain.promotion import rules
 from agenttrain.promotion.cases import RegressionSet
-from agenttrain.promotion.comparison import Compared, compared, mean_bound, ratio_bound
+from agenttrain.promotion.comparison import Compared, compared, lost_places, mean_bound, ratio_bound
 from agenttrain.promotion.ledger import Ledger, serving_now
 from agenttrain.promotion.measures import Evaluation
 from agenttrain.promotion_record import BASE, LedgerEntry, Promotion, RuleResult
@@ -169,7 +169,7 @@ class Gate:
         self.compared = compared(base, other)
         declared = [name for name, part in declared_verifiers(job).items() if part.kind == "safety"]
         return [
-            rules.difference(self.compared, min_difference=table.min_difference),
+            rules.difference(self.compared, min_difference=table.min_difference, lost=lost_places(base, other)),
             rules.slices(self.compared, slice_loss=table.slice_loss),
             rules.safety(base, other, declared=declared),
             rules.cost(

@@ -84,6 +84,16 @@ class Compared:
     """In words, what else is not the same: temperature, seed, repeats, graph …"""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostPlaces:
+    """Places where base's environment failed, or of which its run lost the rollout: they count as no success of base,
+    and so for other, though nobody knows what base would have done there."""
+
+    n: int
+    difference: Difference | None
+    """In success on all other places, 95 %. None: there is no other."""
+
+
 def compared(base: Evaluation, other: Evaluation, *, seed: int = 0, n_resamples: int = 10_000) -> Compared:
     """What differs between two evaluations, with intervals.
 
@@ -109,6 +119,29 @@ def compared(base: Evaluation, other: Evaluation, *, seed: int = 0, n_resamples:
         smallest_effect=smallest_effect_seen(task_differences(*successes).tolist()),
         notes=tuple(_notes(base, other)),
     )
+
+
+def lost_places(base: Evaluation, other: Evaluation, *, seed: int = 0, n_resamples: int = 10_000) -> LostPlaces | None:
+    """What differs in success where base was measured; those of other still count as no success.
+
+    Args:
+        base, other: of the same tasks, as often repeated.
+
+    Returns:
+        None where base was measured in every place.
+    """
+    successes = {(each.task_id, each.sibling): float(each.success) for each in other.rollouts}
+    ours: dict[str, list[float]] = {}
+    theirs: dict[str, list[float]] = {}
+    for each in base.rollouts:
+        if each.reward is not None:
+            ours.setdefault(each.task_id, []).append(float(each.success))
+            theirs.setdefault(each.task_id, []).append(successes.get((each.task_id, each.sibling), 0.0))
+    n_lost = len(base.tasks) * base.repeats - sum(map(len, ours.values()))
+    if not n_lost:
+        return None
+    found = paired_difference(ours, theirs, seed=seed, n_resamples=n_resamples) if ours else None
+    return LostPlaces(n=n_lost, difference=found)
 
 
 def means_of(evaluation: Evaluation) -> dict[Measure, float | None]:

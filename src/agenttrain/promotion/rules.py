@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agenttrain.promotion.comparison import Compared, SliceDifference
+from agenttrain.promotion.comparison import Compared, LostPlaces, SliceDifference
 from agenttrain.promotion.measures import Evaluation
 from agenttrain.promotion_record import RuleResult
 from agenttrain.records import Rollout
@@ -83,7 +83,8 @@ def evidence(
         then, now: name to hash, as `prepare.provenance` has them: when the run was made, and today.
     """
     faults = ["the run has not ended"] if report is None else _faults(report)
-    changed = [IN_WORDS.get(name, name) for name in now if then.get(name) != now[name]]
+    made_with = {name: value for name, value in then.items() if name != "configuration"}  # which is the run's own
+    changed = [IN_WORDS.get(name, name) for name in {**now, **made_with} if made_with.get(name) != now.get(name)]
     if changed:
         faults.append(f"not as it was when the run was made: {', '.join(changed)}")
     trained = report["tokens"]["trained"] if report is not None else 0
@@ -100,8 +101,12 @@ def _faults(report: Mapping[str, Any]) -> list[str]:
     return faults + [alarm["message"] for alarm in report["alarms"] if alarm["code"] == "changed_since_begun"]
 
 
-def difference(compared: Compared, *, min_difference: float) -> RuleResult:
-    """Success is shown to be better than what serves now."""
+def difference(compared: Compared, *, min_difference: float, lost: LostPlaces | None = None) -> RuleResult:
+    """Success is shown to be better than what serves now, and not because the environment failed that.
+
+    Args:
+        lost: places that what serves now was not measured in. None: there is none.
+    """
     success = compared.measures["success"]
     bound, found = f"lower bound above {min_difference:g}", success.difference
     if found is None:
@@ -110,7 +115,21 @@ def difference(compared: Compared, *, min_difference: float) -> RuleResult:
         f"success {success.base:.3f} to {success.other:.3f}: {found.value:+.3f} (95 % interval {found.low:+.3f} to "
         f"{found.high:+.3f} on {_tasks(found.n_tasks)})"
     )
-    return _result("difference", found.low > min_difference, figure, bound)
+    passed = found.low > min_difference
+    if lost is not None:
+        figure += f"; {_where_measured(lost)}"
+        passed = passed and lost.difference is not None and lost.difference.low > min_difference
+    return _result("difference", passed, figure, bound)
+
+
+def _where_measured(lost: LostPlaces) -> str:
+    found = lost.difference
+    if found is None:
+        return "what serves now was measured nowhere"
+    return (
+        f"{found.value:+.3f} ({found.low:+.3f} to {found.high:+.3f}) without {_counted(lost.n, 'place')} that what "
+        "serves now was not measured in"
+    )
 
 
 def slices(compared: Compared, *, slice_loss: float) -> RuleResult:
