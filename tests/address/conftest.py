@@ -21,7 +21,7 @@ from agenttrain.address.app import Address, Settings
 from agenttrain.address.server import listening, url_of
 from agenttrain.capture.render import open_renderer
 from agenttrain.capture.served import ServedCalls
-from agenttrain.errors import EngineError
+from agenttrain.errors import EngineError, PromotionError
 from agenttrain.records import Generation, Ids, Sampling
 from agenttrain.serving_mark import Served
 from agenttrain.testing import tiny_model
@@ -95,22 +95,39 @@ class ToldServing:
     outcomes: list[tuple[str, object, str]] = field(default_factory=list)
     asked_for: list[str] = field(default_factory=list)
     is_canary: bool = False
+    cannot_count: bool = False
+    loads: threading.Event | None = None
+    """What answers conversations that are named new-… is not loaded before."""
+    all_wait: threading.Event = field(default_factory=threading.Event)
+    """20 of them came."""
 
     def calls(self) -> ServedCalls:
         return self.answers
 
-    def calls_for(self, conversation: str) -> ServedCalls:
-        self.asked_for.append(conversation)
+    @property
+    def loaded(self) -> ServedCalls | None:
         return self.answers
 
-    def served(self, conversation: str) -> Served:
-        return Served(run_id="told-1", is_canary=self.is_canary, conversation=conversation)
+    def answering_loaded(self, conversation: str) -> tuple[ServedCalls, Served] | None:
+        self.asked_for.append(conversation)
+        if sum(each.startswith("new-") for each in self.asked_for) == 20:
+            self.all_wait.set()
+        if conversation.startswith("new-") and self.loads is not None and not self.loads.is_set():
+            return None
+        return self.answering(conversation)
+
+    def answering(self, conversation: str) -> tuple[ServedCalls, Served]:
+        if conversation.startswith("new-") and self.loads is not None:
+            assert self.loads.wait(60)
+        return self.answers, Served(run_id="told-1", is_canary=self.is_canary, conversation=conversation)
 
     def record_outcome(self, conversation: str, success: bool | float | None, *, why: str = "") -> bool:
         self.outcomes.append((conversation, success, why))
         return True
 
     def record_failure(self, conversation: str, *, why: str) -> bool:
+        if self.cannot_count:
+            raise PromotionError("the disk is full")
         self.outcomes.append((conversation, False, why))
         return True
 

@@ -386,6 +386,34 @@ def test_an_answer_of_a_canary_says_so_and_one_that_failed_counts(open_desk: Any
         assert "x-canary" not in create(model="m", messages=ASK).headers
 
 
+def test_a_failure_that_cannot_be_counted_is_told_as_what_it_is(open_desk: Any, caplog: Any) -> None:
+    with open_desk() as desk:
+        desk.engine.failed, desk.serving.cannot_count = "It is gone.", True
+        with pytest.raises(openai.InternalServerError) as error:
+            desk.client.chat.completions.create(model="m", messages=ASK, user="c")
+    assert (error.value.status_code, error.value.code) == (503, "engine_unavailable")
+    assert "That conversation c failed is not counted: the disk is full" in caplog.text
+
+
+def test_while_a_promoted_policy_loads_the_one_before_goes_on_answering(open_desk: Any) -> None:
+    """However many conversations wait for it."""
+    with open_desk() as desk:
+        desk.serving.loads = threading.Event()
+        waiting = [threading.Thread(target=ask, args=(desk, f"new-{i}")) for i in range(20)]
+        for thread in waiting:
+            thread.start()
+        assert desk.serving.all_wait.wait(20)
+        assert ask(desk, "old") == "Hello there."
+        desk.serving.loads.set()
+        for thread in waiting:
+            thread.join()
+
+
+def ask(desk: Any, conversation: str) -> str:
+    answer = desk.client.chat.completions.create(model="m", messages=ASK, user=conversation)
+    return str(answer.choices[0].message.content)
+
+
 def test_the_span_of_an_answer_continues_the_clients_trace(open_desk: Any) -> None:
     """By traceparent, with the run and the conversation on it."""
     trace_id, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

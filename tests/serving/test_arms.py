@@ -20,7 +20,9 @@ from agenttrain.promotion.canary import draws_canary
 from agenttrain.promotion.ledger import Ledger, canary_now
 from agenttrain.promotion.outcomes import Outcomes
 from agenttrain.promotion_record import BASE, LedgerEntry
-from agenttrain.serving.arms import LedgerArms, OneRun, ledger_named, open_arms
+from agenttrain.serving.arm import OneRun
+from agenttrain.serving.arms import LedgerArms, ledger_named, open_arms
+from agenttrain.serving.attached import open_serving
 from agenttrain.serving.served_policy import served_policies
 
 CANARY = "[canary]\nmin_outcomes = 4\n"
@@ -183,10 +185,32 @@ def test_a_conversation_that_is_older_than_the_canary_counts_for_nobody(desk: De
         assert sum(count.n for count in arms.trial.outcomes.counts(arms.trial.id)) == 1
 
 
-def test_a_changed_policy_is_refused(desk: Desk) -> None:
-    """An incumbent before anything starts; a canary is not tried, and counts nothing."""
+def test_one_that_was_answered_before_the_canary_began_and_not_since_counts_for_nobody(desk: Desk) -> None:
+    """Its outcome comes later, from whatever process, and its hash alone says nothing of who answered."""
     desk.do("promoted", "desk-1")
-    mine, _ = drawn(desk.do("canary", "desk-2", share=0.5))
+    with closing(desk.arms()) as arms:
+        names = [f"c{i}" for i in range(20)]
+        for name in names:
+            arms.arm_for(name)
+        desk.do("canary", "desk-2", share=0.5)
+        assert [agenttrain.record_outcome(name, False) for name in names] == [False] * 20
+
+
+def test_a_process_that_answered_nobody_since_counts_outcomes_too(desk: Desk) -> None:
+    """One worker answers, another one is told how it went."""
+    desk.do("promoted", "desk-1")
+    with closing(open_serving("promoted")) as one, closing(open_serving("promoted")) as other:
+        desk.do("canary", "desk-2", share=0.5)
+        one.served("c")
+        assert other.record_outcome("c", True)
+        desk.do("taken_back", "desk-2")
+        assert not one.record_outcome("c", True)
+
+
+def test_a_changed_policy_is_refused(desk: Desk) -> None:
+    """An incumbent before anything starts; a canary is not tried, and nothing of this process counts."""
+    desk.do("promoted", "desk-1")
+    mine, other = drawn(desk.do("canary", "desk-2", share=0.5))
     (desk.folder / "runs" / "desk-2" / "policy" / "pytorch_model.bin").write_text("other")
     with closing(desk.arms()) as arms:
         arm = arms.arm_for(mine)
@@ -195,7 +219,8 @@ def test_a_changed_policy_is_refused(desk: Desk) -> None:
         arms.refuse(arm, PromotionError("so"))
         assert run_of(arms, mine) == "desk-1"
         assert arms.trial is not None
-        assert not arms.trial.record(mine, False)
+        arms.arm_for(other)
+        assert [arms.trial.record(name, False) for name in (mine, other)] == [False, False]
     (desk.folder / "runs" / "desk-1" / "policy" / "pytorch_model.bin").write_text("other")
     with pytest.raises(PromotionError, match=r"desk-1/policy is not as it was promoted: .* agenttrain promote --roll"):
         LedgerArms(desk.ledger.folder)
@@ -211,6 +236,19 @@ def test_a_damaged_ledger_is_refused_and_leaves_what_serves_as_it_was(
         assert "can't be followed, and all stays as it was" in caplog.text
     with pytest.raises(PromotionError, match=r"ledger.jsonl:1 was changed"):
         LedgerArms(desk.ledger.folder)
+
+
+def test_what_could_not_be_taken_over_is_tried_again(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    """The folder of a run may come after its line; it is told once."""
+    desk.do("promoted", "desk-1")
+    with closing(desk.arms(again_s=0.0)) as arms:
+        away = desk.folder / "away"
+        desk.do("promoted", "desk-2")
+        (desk.folder / "runs" / "desk-2").rename(away)
+        assert [run_of(arms, name) for name in "ab"] == ["desk-1", "desk-1"]
+        assert caplog.text.count("can't be followed, and all stays as it was") == 1
+        away.rename(desk.folder / "runs" / "desk-2")
+        assert run_of(arms, "c") == "desk-2"
 
 
 def test_a_canary_whose_tools_cannot_be_held_back_is_not_tried(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
@@ -261,6 +299,7 @@ def test_a_canary_that_does_worse_is_taken_back_once(desk: Desk) -> None:
         assert other.trial is not None
         for i in range(60):
             for trial in (one.trial, other.trial):
+                trial.answered(f"c{i}", "canary" if draws_canary(f"c{i}", salt=entry.hash, share=0.5) else "incumbent")
                 trial.record(f"c{i}", not draws_canary(f"c{i}", salt=entry.hash, share=0.5))
         deeds = [line.deed for line in desk.ledger.entries()]
         assert deeds == ["promoted", "canary", "taken_back"]
@@ -271,11 +310,18 @@ def test_a_canary_that_does_worse_is_taken_back_once(desk: Desk) -> None:
 
 
 TELLS = """
-import sys, agenttrain
+import sys
+from contextlib import closing
+from pathlib import Path
+import agenttrain
 from agenttrain.promotion.canary import draws_canary
-for i in range(30):
-    name = f"{sys.argv[1]}-{i}"
-    agenttrain.record_outcome(name, not draws_canary(name, salt=sys.argv[2], share=0.5))
+from agenttrain.serving.arms import LedgerArms
+with closing(LedgerArms(Path("promotions/desk"))) as arms:
+    arms.hold()
+    for i in range(30):
+        name = f"{sys.argv[1]}-{i}"
+        arms.arm_for(name)
+        agenttrain.record_outcome(name, not draws_canary(name, salt=sys.argv[2], share=0.5))
 """
 
 
@@ -296,7 +342,9 @@ def test_a_decision_that_was_not_written_is_made_up_for(desk: Desk) -> None:
         for i in range(40):
             outcomes.record(entry.hash, f"x{i}", i % 2 == 0, is_canary=i % 2 == 1)
         assert outcomes.look(entry.hash, min_outcomes=4, false_alarm=0.05) is not None
-    assert agenttrain.record_outcome("y", True)
+    with closing(desk.arms()) as arms:
+        arms.arm_for("y")
+        assert agenttrain.record_outcome("y", True)
     assert canary_now(desk.ledger.entries()) is None
 
 
@@ -307,9 +355,11 @@ def test_one_that_ended_meanwhile_is_not_taken_back(desk: Desk) -> None:
     with closing(desk.arms()) as arms:
         trial = arms.trial
         assert trial is not None
+        for i in range(60):
+            arms.arm_for(f"c{i}")
         desk.do("promoted", "desk-2")
         for i in range(60):
-            trial.record(f"c{i}", not draws_canary(f"c{i}", salt=entry.hash, share=0.5))
+            assert trial.record(f"c{i}", not draws_canary(f"c{i}", salt=entry.hash, share=0.5))
     assert [line.deed for line in desk.ledger.entries()] == ["promoted", "canary", "promoted"]
 
 
@@ -318,12 +368,18 @@ def test_outcomes_are_counted_from_any_process(desk: Desk) -> None:
     desk.do("promoted", "desk-1")
     assert not agenttrain.record_outcome("a", True)
     desk.do("canary", "desk-2", share=0.25)
-    assert agenttrain.record_outcome("a", 1.0, why="paid")
-    assert agenttrain.record_outcome("b", 0.9, run="promotions/desk")
-    assert not agenttrain.record_outcome("c", None)
-    with pytest.raises(PromotionError, match=r"'desk-1' is no ledger\. Write 'promoted'"):
-        agenttrain.record_outcome("a", True, run="desk-1")
     with closing(desk.arms()) as arms:
+        for name in "abc":
+            arms.arm_for(name)
+        assert agenttrain.record_outcome("a", 1.0, why="paid")
+        assert agenttrain.record_outcome("b", 0.9, run="promotions/desk")
+        assert not agenttrain.record_outcome("c", None)
+        assert not agenttrain.record_outcome("nobody's", True)
+        with pytest.raises(PromotionError, match=r"'desk-1' is no ledger\. Write 'promoted'"):
+            agenttrain.record_outcome("a", True, run="desk-1")
+        for wrong in ("yes", float("nan")):
+            with pytest.raises(PromotionError, match=f"is {wrong!r}, which is neither a bool nor a number"):
+                agenttrain.record_outcome("c", wrong)  # type: ignore[arg-type]
         assert arms.trial is not None
         told = arms.trial.describe()
     counts = told["outcomes"].values()

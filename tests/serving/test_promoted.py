@@ -295,10 +295,10 @@ def test_a_canarys_sandboxed_tools_have_a_sandbox(desk: Desk, is_async: bool) ->
 # Outcomes
 
 
-def test_each_run_is_judged_by_the_users_function(desk: Desk) -> None:
-    """Which knows the conversation; what it doesn't know, or raises, is not counted."""
+def test_each_run_is_judged_by_the_users_function(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    """Which knows the conversation; what it doesn't know, or raises, or says in words, is not counted."""
     mine, other = desk.try_canary()
-    said: dict[str, Any] = {mine: True, other: 0.5, "x": None}
+    said: dict[str, Any] = {mine: True, other: 0.5, "x": None, "y": "well"}
 
     def outcome(input: Any, state: Any) -> Any:
         assert input == ASK
@@ -307,8 +307,9 @@ def test_each_run_is_judged_by_the_users_function(desk: Desk) -> None:
 
     served = agenttrain.attach(graph_of(), "promoted", outcome=outcome)
     with closing(served):
-        for thread in (mine, other, "x", "not known"):
+        for thread in (mine, other, "x", "y", "not known"):
             list(served.stream(ASK, config(thread), stream_mode="updates"))
+        assert "How a conversation went is 'well', which is neither a bool nor a number" in caplog.text
         assert desk.counts == [(1, 1), (1, 0)]
         said[mine] = False
         asyncio.run(served.ainvoke(ASK, config(mine)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
@@ -28,12 +29,12 @@ from agenttrain.address.completion import as_json, chunks, completion, events
 from agenttrain.address.conversation import HEADER, conversation_of, plain_id
 from agenttrain.address.refusal import Refusal, refusal_of
 from agenttrain.address.request import Asked, read_body, read_request
-from agenttrain.capture.served import ServedCalls
-from agenttrain.errors import AgenttrainError
+from agenttrain.errors import AgenttrainError, PromotionError
 from agenttrain.records import ModelCall, Reply
 from agenttrain.serving.attached import Serving
 from agenttrain.serving_mark import Served, current_serving_is
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -44,7 +45,7 @@ MOST_BYTES: Final = 16 * 2**20
 GONE: Final = 499
 """Status of what nobody reads any more; it never leaves the server."""
 N_THREADS: Final = 8
-"""In which policies are loaded and the ledger is read; answers need none."""
+"""In which the ledger is read and outcomes are counted; answers need none. As many others wait for loading policies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +70,7 @@ class Address:
         self._serving, self._settings = serving, settings
         self._created = int(time.time())
         self._threads = ThreadPoolExecutor(N_THREADS, thread_name_prefix="agenttrain-address")
+        self._loads = ThreadPoolExecutor(N_THREADS, thread_name_prefix="agenttrain-load")
         self._cut = asyncio.Event()
         self._n_open = 0
         self._is_loaded = False
@@ -99,7 +101,7 @@ class Address:
         Raises:
             AgenttrainError: it can't be loaded.
         """
-        await self._in_thread(self._serving.calls)
+        await self._in_thread(self._serving.calls, pool=self._loads)
         self._is_loaded = True
 
     def cut(self) -> None:
@@ -108,7 +110,8 @@ class Address:
 
     def close(self) -> None:
         """Leave the threads; what they load is unloaded by `Serving.close`."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._threads, self._loads):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     # Paths
 
@@ -152,11 +155,17 @@ class Address:
         return _json(await self._in_thread(self._serving.describe))
 
     async def _health(self, request: Request) -> Response:
-        """ready, loading or failed, for whoever starts this server anew; it asks the engine."""
+        """ready, loading or failed, for whoever starts this server anew; it asks the engine.
+
+        A policy that was promoted since is loaded first; conversations of the one before are answered meanwhile.
+        """
         if not self._is_loaded:
             return _json({"status": "loading"}, status=503)
         try:
-            await self._in_thread(lambda: self._serving.calls().check())
+            calls = self._serving.loaded
+            if calls is None:
+                calls = await self._in_thread(self._serving.calls, pool=self._loads)
+            await self._in_thread(calls.check)
         except AgenttrainError as error:
             return _json({"status": "failed", "error": str(error)}, status=503)
         return _json({"status": "ready"})
@@ -166,7 +175,10 @@ class Address:
     async def _answer(self, call: ModelCall, conversation: str, headers: Mapping[str, str]) -> tuple[Reply, Served]:
         """The answer, and which policy gave it. One that fails counts for its arm while a canary is tried."""
         try:
-            calls, served = await self._in_thread(self._who_answers, conversation)
+            found = await self._in_thread(self._serving.answering_loaded, conversation)
+            if found is None:
+                found = await self._in_thread(self._serving.answering, conversation, pool=self._loads)
+            calls, served = found
         except Exception as error:
             raise refusal_of(error) from error
         try:
@@ -175,11 +187,15 @@ class Address:
         except Exception as error:  # of a chat template or a plugin
             refusal = refusal_of(error)
             if refusal.status >= 500:
-                await self._in_thread(self._serving.record_failure, conversation, why=type(error).__name__)
+                await self._in_thread(self._count_failure, conversation, type(error).__name__)
             raise refusal from error
 
-    def _who_answers(self, conversation: str) -> tuple[ServedCalls, Served]:
-        return self._serving.calls_for(conversation), self._serving.served(conversation)
+    def _count_failure(self, conversation: str, why: str) -> None:
+        """What can't be counted is no other answer to whoever asked."""
+        try:
+            self._serving.record_failure(conversation, why=why)
+        except PromotionError as error:
+            _log.error("That conversation %s failed is not counted: %s", conversation, error)
 
     async def _unless_gone(self, request: Request, answer: Coroutine[Any, Any, T]) -> T | None:
         """What is awaited. None: the client has gone; then, as on a cut, the engine is told to end the call."""
@@ -216,9 +232,11 @@ class Address:
         finally:
             self._n_open -= 1
 
-    async def _in_thread(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    async def _in_thread(
+        self, function: Callable[..., T], *args: Any, pool: ThreadPoolExecutor | None = None, **kwargs: Any
+    ) -> T:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, lambda: function(*args, **kwargs))
+        return await loop.run_in_executor(pool or self._threads, lambda: function(*args, **kwargs))
 
     def _keyed(self, handler: Handler) -> Handler:
         async def checked(request: Request) -> Response:

@@ -4,30 +4,29 @@ A ledger has two arms: the incumbent, and a canary for its share. A conversation
 while that is loaded; one of a canary that has ended goes to the incumbent, from its next call on. A policy that serves
 no new conversation is unloaded when none of its runs is under way and none of its conversations was heard of for
 `IDLE_S`. Invariants: a canary that can't be loaded, or whose outcomes can't be counted, answers nobody; what can't be
-read of a ledger that changes leaves all as it was. Thread-safe.
+read of a ledger that changes leaves all as it was, and is read again in a while. Thread-safe.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import OrderedDict
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from agenttrain.capture.served import ServedCalls
 from agenttrain.errors import AgenttrainError, PromotionError, RunError
 from agenttrain.promotion.ledger import PROMOTIONS, Ledger, canary_now, serving_now
 from agenttrain.promotion.outcomes import Arm as ArmName
 from agenttrain.promotion.outcomes import Outcomes
 from agenttrain.promotion_record import LedgerEntry
+from agenttrain.serving.arm import Arm, Heard, OneRun
 from agenttrain.serving.canary_trial import CanaryTrial, trial_of
 from agenttrain.serving.served_policy import (
-    ServedPolicy,
     ServedSource,
-    check_weights,
     held,
     let_go,
     policy_of,
@@ -39,110 +38,22 @@ from agenttrain.serving.served_policy import (
 _log = logging.getLogger(__name__)
 IDLE_S: Final = 600.0
 """A conversation that was not heard of for so long needs its policy no more."""
+AGAIN_S: Final = 10.0
+"""After so long what couldn't be taken over of a ledger is tried again: the folder of a run may come after its line."""
 PROMOTED: Final = "promoted"
-
-
-@dataclass(frozen=True, slots=True)
-class _Heard:
-    """What is known of a conversation."""
-
-    at: float
-    """When it was heard of last, monotonic."""
-    trial: str
-    """The last canary's that it was noted for; empty: none."""
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class Arm:
-    """A policy that answers conversations."""
-
-    source: ServedSource
-    policy: ServedPolicy
-    is_canary: bool = False
-    entry: LedgerEntry | None = None
-    """The line by which it serves. None: it was named as a run, or is the base of a ledger that promoted nothing."""
-    is_broken: bool = False
-    """It could not be loaded, or its runs not be begun."""
-    is_checked: bool = False
-    """Its files were held against the ledger."""
-    n_runs: int = 0
-    """Under way."""
-    heard: OrderedDict[str, _Heard] = field(default_factory=OrderedDict)
-    """Its conversations, the one heard of last at the end."""
-
-    @property
-    def loaded(self) -> ServedCalls | None:
-        """What answers. None: it is not loaded yet."""
-        return self.policy.calls if self.is_checked or self.entry is None else None
-
-    def calls(self) -> ServedCalls:
-        """What answers; blocks until it is loaded.
-
-        Raises:
-            PromotionError: it is not what the ledger recorded.
-            AgenttrainError: it can't be loaded.
-        """
-        if not self.is_checked:
-            self.check()
-        return self.policy.opened()
-
-    def check(self) -> None:
-        """Hold its files against the ledger.
-
-        Raises:
-            PromotionError: they are others.
-        """
-        if self.entry is not None and self.entry.weights:
-            check_weights(self.source.policy, self.entry)
-        self.is_checked = True
-
-
-class OneRun:
-    """The policy of one run answers all."""
-
-    trial = None
-    """No canary is ever tried."""
-
-    def __init__(self, source: ServedSource) -> None:
-        self.incumbent = self._arm = Arm(source=source, policy=policy_of(source))
-        self._is_held = False
-        self._lock = threading.Lock()
-
-    def hold(self) -> None:
-        """Serve from now on; nothing is loaded yet."""
-        with self._lock:
-            if not self._is_held:
-                self._arm.policy = held(self._arm.policy)
-                self._is_held = True
-
-    def close(self) -> None:
-        """Serve no more."""
-        with self._lock:
-            was_held, self._is_held = self._is_held, False
-        if was_held:
-            let_go(self._arm.policy)
-
-    def arm_for(self, conversation: str) -> Arm:
-        """What answers a conversation now."""
-        return self._arm
-
-    def begun(self, conversation: str) -> Arm:
-        """A run of a graph begins."""
-        return self._arm
-
-    def ended(self, conversation: str, arm: Arm, *, is_single: bool) -> None:
-        """It has ended."""
-
-    def refuse(self, arm: Arm, error: Exception) -> None:
-        """It can't be loaded, or a run of it not be begun."""
-        raise error
 
 
 class LedgerArms:
     """What a ledger says answers."""
 
     def __init__(
-        self, folder: Path, *, engine: str | None = None, holds_back: bool = False, idle_s: float = IDLE_S
+        self,
+        folder: Path,
+        *,
+        engine: str | None = None,
+        holds_back: bool = False,
+        idle_s: float = IDLE_S,
+        again_s: float = AGAIN_S,
     ) -> None:
         """Read it; nothing is loaded.
 
@@ -157,12 +68,17 @@ class LedgerArms:
             AgenttrainError: the run of what serves can't be found.
         """
         self.ledger, self._engine, self._idle_s = Ledger(folder.resolve()), engine, idle_s
-        self._holds_back = holds_back
+        self._holds_back, self._again_s = holds_back, again_s
         self._following, self._lock = threading.Lock(), threading.RLock()  # taken in this order
         self._arms: dict[str, Arm] = {}
         """Held ones, by the hash of their line; the base by an empty one."""
         self._outcomes: Outcomes | None = None
-        self._stamp = object()
+        self._stamp: object = object()
+        """Of the ledger that was taken over."""
+        self._again_at = math.inf
+        """When it is taken over again though it has not changed, since not all of it could be."""
+        self._told: set[str] = set()
+        """What was logged of it."""
         self._is_held = False
         self.trial: CanaryTrial | None = None
         self._canary: Arm | None = None
@@ -204,7 +120,7 @@ class LedgerArms:
                 )
             arm, note = self._assigned(conversation)
             trial = self.trial
-            arm.heard[conversation] = _Heard(time.monotonic(), trial.id if trial is not None else "")
+            arm.heard[conversation] = Heard(time.monotonic(), trial.id if trial is not None else "")
             arm.heard.move_to_end(conversation)
         if trial is not None and note is not None:
             self._note(trial, conversation, note)
@@ -259,10 +175,10 @@ class LedgerArms:
                 del arm.heard[conversation]
                 return self.incumbent, "before"
             return arm, "before" if heard.trial != trial else None
+        if self._canary is not None and self._canary.is_broken:
+            return self.incumbent, "before"  # none of this process can be the canary's: nothing to hold it against
         if self._canary is not None and self.trial is not None and self.trial.draws(conversation):
-            if not self._canary.is_broken:
-                return self._canary, "canary"
-            return self.incumbent, "before"
+            return self._canary, "canary"
         return self.incumbent, "incumbent"
 
     def _note(self, trial: CanaryTrial, conversation: str, name: ArmName) -> None:
@@ -276,25 +192,38 @@ class LedgerArms:
 
     def follow(self) -> None:
         """Take over what the ledger says by now; costs a look at the file's size and time where nothing changed."""
-        if self._stamp_now() == self._stamp:
+        if not self._is_new(self._stamp_now()):
             return
         with self._following:
             stamp = self._stamp_now()
-            if stamp == self._stamp or not self._is_held:
+            if not self._is_new(stamp) or not self._is_held:
                 return
+            if stamp != self._stamp:
+                self._told.clear()
+            self._again_at = math.inf
             try:
                 entries = self._entries()
                 incumbent = self._incumbent(entries)
             except AgenttrainError as error:
                 if not self._arms:
                     raise
-                _log.error("%s can't be followed, and all stays as it was: %s", self.ledger.file, error)
+                self._could_not(f"{self.ledger.file} can't be followed, and all stays as it was: {error}")
             else:
                 trial, canary = self._tried(entries)
                 with self._lock:
                     self.incumbent, self._canary = self._held(incumbent), canary and self._held(canary)
                     self.trial = trial
             self._stamp = stamp
+
+    def _is_new(self, stamp: object) -> bool:
+        return stamp != self._stamp or time.monotonic() >= self._again_at
+
+    def _could_not(self, what: str) -> None:
+        """Try again in a while, and tell once."""
+        self._again_at = time.monotonic() + self._again_s
+        if what not in self._told:
+            self._told.add(what)
+            _log.error("%s", what)
 
     def _stamp_now(self) -> object:
         try:
@@ -332,7 +261,7 @@ class LedgerArms:
                 )
             return trial, self._arm(source_of_entry(trial.entry, entries), trial.entry, is_canary=True)
         except AgenttrainError as error:
-            _log.error("The canary of %s can't be tried here, the incumbent answers: %s", self.ledger.file, error)
+            self._could_not(f"The canary of {self.ledger.file} can't be tried here, the incumbent answers: {error}")
             return None, None
 
     def _arm(self, source: ServedSource, entry: LedgerEntry | None, *, is_canary: bool) -> Arm:

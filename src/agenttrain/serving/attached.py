@@ -121,10 +121,10 @@ def record_outcome(
         why: in words.
 
     Returns:
-        Whether it counts: not without a canary, nor for a conversation that began before the canary did.
+        Whether it counts: not without a canary, nor for a conversation that no process began to answer since then.
 
     Raises:
-        PromotionError: there is no such ledger, or it can't be written.
+        PromotionError: there is no such ledger, it can't be written, or `success` is neither a bool nor a number.
     """
     folder = ledger_named(str(run))
     if folder is None:
@@ -214,7 +214,8 @@ class Serving:
 
     def loaded_for(self, conversation: str) -> ServedCalls | None:
         """What answers a conversation. None: it is not loaded yet."""
-        return self._arms.arm_for(conversation).loaded
+        found = self.answering_loaded(conversation)
+        return found and found[0]
 
     def calls_for(self, conversation: str) -> ServedCalls:
         """What answers a conversation; blocks until it is loaded.
@@ -225,12 +226,23 @@ class Serving:
         Raises:
             AgenttrainError: it can't be loaded; a canary that can't be is not tried.
         """
+        return self.answering(conversation)[0]
+
+    def answering(self, conversation: str) -> tuple[ServedCalls, Served]:
+        """What answers a conversation, and which policy that is; blocks and raises as `calls_for` does."""
         arm = self._arms.arm_for(conversation)
         try:
-            return arm.calls()
+            return arm.calls(), served_by(arm, conversation)
         except Exception as error:
             self._arms.refuse(arm, error)
-            return self.calls()
+            arm = self._arms.incumbent
+            return arm.calls(), served_by(arm, conversation)
+
+    def answering_loaded(self, conversation: str) -> tuple[ServedCalls, Served] | None:
+        """The same without blocking. None: it is not loaded yet."""
+        arm = self._arms.arm_for(conversation)
+        calls = arm.loaded
+        return None if calls is None else (calls, served_by(arm, conversation))
 
     def served(self, conversation: str) -> Served:
         """Which policy answers a conversation, and whether it is a canary."""
@@ -247,21 +259,22 @@ class Serving:
             Whether it counts: only while a canary is tried, and not for a conversation that began before.
 
         Raises:
-            PromotionError: it can't be written.
+            PromotionError: it can't be written, or `success` is neither a bool nor a number.
         """
+        self._arms.follow()
         trial = self._arms.trial
         return trial is not None and trial.record(conversation, success, why=why)
 
     def record_failure(self, conversation: str, *, why: str) -> bool:
         """Note that a conversation got no answer, as of a run that raised: a failure of whichever arm answers it."""
+        self._arms.follow()
         trial = self._arms.trial
         return trial is not None and trial.record(conversation, False, source="raised", why=why)
 
     def describe(self) -> dict[str, Any]:
         """What serves, since when, and how a canary does, as JSON takes it."""
         arms = self._arms
-        if isinstance(arms, LedgerArms):
-            arms.follow()
+        arms.follow()
         entry, trial = arms.incumbent.entry, arms.trial
         return {
             "promotion": str(arms.ledger.folder) if isinstance(arms, LedgerArms) else None,

@@ -7,6 +7,7 @@ count its outcomes comes to it first, and by the next outcome if that process wa
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -67,18 +68,19 @@ class CanaryTrial:
         """Count how a conversation went, and take the canary back if that shows it to do worse.
 
         Returns:
-            Whether it counts: not where nothing is known, nor for a conversation that began before the canary did.
+            Whether it counts: not where nothing is known, nor for a conversation that was not begun to be answered
+            while the canary is tried.
 
         Raises:
-            PromotionError: it can't be written.
+            PromotionError: it can't be written, or `success` is neither a bool nor a number.
         """
         if success is None:
             return False
+        passed = is_success(success)
         arm = self.outcomes.arm_of(self.id, conversation)
-        if arm == "before":
+        if arm is None or arm == "before":
             return False
-        is_canary = self.draws(conversation) if arm is None else arm == "canary"
-        self.outcomes.record(self.id, conversation, success >= FULL_MARKS, is_canary=is_canary, source=source, why=why)
+        self.outcomes.record(self.id, conversation, passed, is_canary=arm == "canary", source=source, why=why)
         look = self.outcomes.look(self.id, min_outcomes=self.table.min_outcomes, false_alarm=self.table.false_alarm)
         if look is not None:
             self._take_back(look)
@@ -129,6 +131,26 @@ class CanaryTrial:
     def _is_on(self, entries: tuple[LedgerEntry, ...]) -> bool:
         now = canary_now(entries)
         return now is not None and now.hash == self.id
+
+
+def is_success(said: bool | float) -> bool:
+    """What somebody said of a conversation, as a success or none.
+
+    Raises:
+        PromotionError: it is neither a bool nor a number.
+
+    Example: 1.0 -> True, 0.9 -> False
+    """
+    try:
+        number = math.nan if isinstance(said, str | bytes) else float(said)
+    except (TypeError, ValueError):
+        number = math.nan
+    if math.isnan(number):
+        raise PromotionError(
+            f"How a conversation went is {said!r}, which is neither a bool nor a number. Say True, False, a number (a "
+            "success from 1 on), or None where it isn't known."
+        )
+    return number >= FULL_MARKS
 
 
 def trial_of(ledger: Ledger, outcomes: Outcomes, entries: tuple[LedgerEntry, ...]) -> CanaryTrial | None:

@@ -26,7 +26,8 @@ from agenttrain.records import CallSite, ModelCall, OwnAnswer, Reply, Role, Task
 from agenttrain.sandbox.making import SandboxMaker
 from agenttrain.sandbox_protocol import Sandbox
 from agenttrain.sandbox_spec import SandboxSpec
-from agenttrain.serving.arms import Arm, Arms, OneRun
+from agenttrain.serving.arm import Arm, OneRun
+from agenttrain.serving.arms import Arms
 from agenttrain.serving.canary_trial import CanaryTrial
 from agenttrain.serving_mark import Served, current_serving_is
 from agenttrain.trainable import Trainable, current_sandbox_is, function_name
