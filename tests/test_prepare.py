@@ -10,7 +10,7 @@ import pytest
 
 from agenttrain.check.prepared import prepared
 from agenttrain.errors import RewardError
-from agenttrain.prepare import hidden_digests, prepare, provenance
+from agenttrain.prepare import hidden_digests, model_hash, prepare, provenance
 
 SEPARATE = """
 import importlib.util
@@ -35,6 +35,18 @@ def test_the_tasks_hash_is_of_all_that_a_task_holds(project: Any, task_rows: lis
     project.write_tasks(task_rows)
     after = hashes(project)
     assert {name for name in before if before[name] != after[name]} == {"tasks"}
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "pytorch_model.bin"])
+def test_the_model_hash_is_of_weights_and_shape(name: str, tmp_path: Path) -> None:
+    """In either of the formats that a base may stand in; a card beside them says nothing."""
+    for file in ("config.json", "model.safetensors", "pytorch_model.bin", "README.md"):
+        (tmp_path / file).write_text(file)
+    before = model_hash(tmp_path)
+    (tmp_path / "README.md").write_text("other")
+    assert model_hash(tmp_path) == before
+    (tmp_path / name).write_text("other")
+    assert model_hash(tmp_path) != before
 
 
 def test_the_verifier_hash_is_of_its_source(new_project: Any, tmp_path: Path) -> None:

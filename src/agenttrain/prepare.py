@@ -463,4 +463,5 @@ def _files_hash(files: Sequence[Path]) -> str:
 
 def model_hash(folder: Path) -> str:
     """Of a base's weights and shape, as provenance has it."""
-    return _files_hash(sorted((*folder.glob("*.safetensors"), folder / "config.json")))
+    weights = (*folder.glob("*.safetensors"), *folder.glob("*.bin"))
+    return _files_hash(sorted((*weights, folder / "config.json")))

@@ -364,6 +364,17 @@ def test_what_can_t_be_asked_in_its_replay_is_taken_back_too(desk: Desk) -> None
     assert json.loads((run.path / "promotion.json").read_text())["deed"] == "taken_back"
 
 
+def test_what_can_t_be_written_down_is_taken_back(desk: Desk) -> None:
+    """Nothing serves whose decision isn't kept, and which was not asked once more."""
+    run = desk.candidate()
+    (run.path / "promotion.json").mkdir()
+    done = desk.promote("good")
+    assert done.code == 1
+    assert "promotion.json can't be written" in done.json["error"]["message"]
+    assert desk.deeds == [("promoted", "good"), ("rolled_back", "base")]
+    assert desk.ledger.entries()[-1].why.startswith("the decision could not be kept: ")
+
+
 def test_a_canary_that_fails_its_replay_is_ended(desk: Desk) -> None:
     desk.candidate()
     desk.cases({"id": "moody", "input": ASKED, "metadata": {"asked": 2}})

@@ -175,7 +175,7 @@ def _decided(
     check_only: bool,
 ) -> dict[str, Any]:
     """The gate, and what comes of it; the run's promotion.json holds the same."""
-    from agenttrain.gate.accept import accepted, as_dict, held_to_it, write_decision
+    from agenttrain.gate.accept import accepted, as_dict, held_to_it, taken_back, write_decision
     from agenttrain.gate.verdict import Gate
 
     verdict = Gate(candidate=candidate, ledger=ledger, runs=RUNS, watcher=watcher).verdict()
@@ -183,7 +183,11 @@ def _decided(
         deed = "checked" if verdict.passed else "refused"
         return write_decision(candidate, as_dict(candidate, verdict, deed=deed))
     entry = accepted(candidate, verdict, ledger, why=why or "every rule holds", share=share)
-    write_decision(candidate, as_dict(candidate, verdict, deed=entry.deed, entry=entry))
+    try:
+        write_decision(candidate, as_dict(candidate, verdict, deed=entry.deed, entry=entry))
+    except BaseException as error:
+        taken_back(ledger, entry, why=f"the decision could not be kept: {error}")
+        raise
     try:
         replayed = held_to_it(candidate, verdict, ledger, entry, runs=RUNS, watcher=watcher)
     except BaseException:
