@@ -20,13 +20,14 @@ from agenttrain.config import Config, LimitsTable, environment
 from agenttrain.errors import ConfigError, GraphError, RewardError, SandboxError, WorldError
 from agenttrain.flight import Flight
 from agenttrain.graph.effects import Effects, effects_of, open_effects
-from agenttrain.graph.intercept import Gate, open_gate, outside_rollouts, self_test
+from agenttrain.graph.intercept import Gate, open_gate, outside_rollouts
 from agenttrain.graph.isolation import isolated, open_isolation
 from agenttrain.graph.load import LoadedGraph, load_graph, load_module
 from agenttrain.graph.models import models_of, nodes_of
 from agenttrain.graph.roles import RoleBook
 from agenttrain.graph.run import GraphEnding, is_about_tool, run_graph
 from agenttrain.graph.runnable import RunnableGraph
+from agenttrain.graph.self_test import self_test
 from agenttrain.graph.spans import tool_spans
 from agenttrain.graph.tools import tools_of, unseen_stand_ins
 from agenttrain.plugins import Plugins

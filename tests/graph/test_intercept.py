@@ -29,7 +29,8 @@ from pydantic import BaseModel
 
 from agenttrain.errors import EscapeError, GraphError, RoleError, RolloutStop
 from agenttrain.graph import intercept
-from agenttrain.graph.intercept import open_gate, outside_rollouts, self_test, use_route
+from agenttrain.graph.intercept import open_gate, outside_rollouts, use_route
+from agenttrain.graph.self_test import self_test
 from agenttrain.records import InvalidCall, ParsedCall, Reply
 
 FUNNELS = (*intercept.FUNNELS, *intercept.LATER_FUNNELS)

@@ -113,7 +113,7 @@ def _torch(here: machine.Machine, tested: Mapping[str, str]) -> tuple[list[Findi
 
 def _gate(tested: Mapping[str, str]) -> list[Finding]:
     """Whether every model call of the installed langchain-core would be caught."""
-    from agenttrain.graph.intercept import self_test
+    from agenttrain.graph.self_test import self_test
 
     try:
         self_test()

@@ -1,7 +1,7 @@
 """The gate in front of every LangChain chat model: a call inside a rollout becomes a ModelCall, its Reply the answer.
 
 Funnels of BaseChatModel are replaced when the first gate opens and put back after the last closes; which of them a
-call meets is decided by langchain-core, so `self_test` sends one call through each. Invariants: the user's model
+call meets is decided by langchain-core, so `self_test.py` sends one call through each. Invariants: the user's model
 object is never changed; a trained or frozen call reaches no provider and no cache; a call without a route while
 rollouts run is refused, unless it runs under `outside_rollouts`. Where a policy only serves, such a call is nobody's
 business. Knows nothing of tokens: the route answers.
@@ -11,11 +11,9 @@ Source: langchain-core 1.8 language_models/chat_models.py; the v3 funnels are fo
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import contextvars
 import functools
-import importlib.metadata
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -23,19 +21,18 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
 
 from langchain_core.language_models.chat_models import BaseChatModel
-from langchain_core.messages import AIMessageChunk, BaseMessage, HumanMessage
-from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langchain_core.messages import AIMessageChunk, BaseMessage
+from langchain_core.outputs import ChatResult
 from langchain_core.runnables.config import RunnableConfig, ensure_config, merge_configs, var_child_runnable_config
 
-from agenttrain.errors import EscapeError, GraphError, RolloutStop
+from agenttrain.errors import EscapeError, RolloutStop
 from agenttrain.graph.attempts import running_nodes
 from agenttrain.graph.one_loop import StreamsOnOneLoop, on_one_loop, stream_on_one_loop
 from agenttrain.graph.other_model import other_model
 from agenttrain.graph.own_answer import recorded
 from agenttrain.graph.policy_model import CALL, Routed, StandIn, exact_invalid_calls, policy_for
 from agenttrain.graph.site import call_site, model_identity, stock_use
-from agenttrain.protocols import KnowsInPlace, Route
-from agenttrain.records import CallSite, ModelCall, OwnAnswer, Reply, Role
+from agenttrain.protocols import KnowsInPlace, Route, StaysOnLoop
 
 FUNNELS = ("_generate_with_cache", "_agenerate_with_cache", "agenerate", "stream", "astream")
 LATER_FUNNELS = ("_chat_model_stream_v3", "_achat_model_stream_v3", "_iter_v2_events", "_aiter_v2_events")
@@ -51,8 +48,11 @@ _FOREIGN = ("langchain", "langgraph", "agenttrain", "concurrent.", "threading", 
 class _Outside:
     """Stands in the route's place where the user's own model answers freely."""
 
+    def __init__(self, *, stays_on_loop: bool) -> None:
+        self.stays_on_loop = stays_on_loop
 
-_OUTSIDE = _Outside()
+
+_OUTSIDE, _OUTSIDE_HERE = _Outside(stays_on_loop=False), _Outside(stays_on_loop=True)
 _route: contextvars.ContextVar[Route | _Outside | None] = contextvars.ContextVar("agenttrain_route", default=None)
 
 _stops: contextvars.ContextVar[list[BaseException] | None] = contextvars.ContextVar("agenttrain_stops", default=None)
@@ -149,7 +149,7 @@ def use_route(route: Route) -> Iterator[None]:
 @contextmanager
 def outside_rollouts() -> Iterator[None]:
     """Let the user's own models answer in a block, gate or not: a judge that scores, a setup that prepares."""
-    token = _route.set(_OUTSIDE)
+    token = _route.set(_OUTSIDE_HERE if _stays(_route.get()) else _OUTSIDE)
     try:
         yield
     finally:
@@ -198,9 +198,16 @@ def _routed(
     return Routed(route=route, model=model, settings=settings, site=site, role=role, reason=reason, in_place=in_place)
 
 
-def _is_outside() -> bool:
-    """Whether the user's own models answer freely here, beside rollouts that have event loops of their own."""
-    return isinstance(_route.get(), _Outside)
+def _stays(route: object) -> bool:
+    return isinstance(route, StaysOnLoop) and route.stays_on_loop
+
+
+def _is_elsewhere(routed: Routed | None) -> bool:
+    """Whether an own model answers async calls on the one loop: in and beside rollouts, whose event loops end."""
+    if routed is not None:
+        return not _stays(routed.route)
+    route = _route.get()
+    return isinstance(route, _Outside) and not _stays(route)
 
 
 def is_answered() -> bool:
@@ -331,12 +338,12 @@ def _agenerate_with_cache_gate(original: Callable[..., Any]) -> Callable[..., An
         routed = _by_run_manager(self, kwargs, run_manager, messages)
         if routed is None:
             asked = original(self, messages, stop=stop, run_manager=run_manager, **kwargs)
-            return cast(ChatResult, await (on_one_loop(asked) if _is_outside() else asked))
+            return cast(ChatResult, await (on_one_loop(asked) if _is_elsewhere(None) else asked))
         try:
             if routed.is_own:
                 with _own(routed, messages) as said, outside_rollouts():
                     asked = original(self, messages, stop=stop, run_manager=run_manager, **kwargs)
-                    result = await on_one_loop(asked)
+                    result = await (on_one_loop(asked) if _is_elsewhere(routed) else asked)
                     said += _messages_of(result)
                     return cast(ChatResult, result)
             told = {**kwargs, CALL: routed}
@@ -358,7 +365,7 @@ def _agenerate_gate(original: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     async def agenerate(self: BaseChatModel, *args: Any, **kwargs: Any) -> Any:
-        if _route.get() in (None, _OUTSIDE):
+        if isinstance(_route.get(), _Outside | None):
             return await original(self, *args, **kwargs)
         stops: list[BaseException] = []
         token = _stops.set(stops)
@@ -424,9 +431,9 @@ def _astream_gate(
         if routed is not None and not routed.is_own:
             model, told, config = _stand_in(routed), {**kwargs, CALL: routed}, _with_own_config(self, config)
         pieces = original(model, input, config, stop=stop, **told)
-        if _is_outside():
+        if _is_elsewhere(routed) and (routed is None or routed.is_own):
             pieces = stream_on_one_loop(pieces)
-        elif routed is not None and routed.is_own:
+        if routed is not None and routed.is_own:
             pieces = _recorded_pieces(routed, self._convert_input(input).to_messages(), pieces)
         async with contextlib.aclosing(cast(Any, pieces)):
             async for piece in pieces:
@@ -439,7 +446,7 @@ async def _recorded_pieces(
     routed: Routed, messages: Sequence[BaseMessage], pieces: AsyncIterator[AIMessageChunk]
 ) -> AsyncIterator[AIMessageChunk]:
     with _own(routed, messages) as said:
-        async with contextlib.aclosing(cast(Any, stream_on_one_loop(pieces))) as asked:
+        async with contextlib.aclosing(cast(Any, pieces)) as asked:
             while (piece := await _anext_outside(asked)) is not None:
                 said.append(piece)
                 yield piece
@@ -504,7 +511,7 @@ def _aiter_events_gate(original: Callable[..., AsyncIterator[Any]]) -> Callable[
         self: BaseChatModel, messages: list[BaseMessage], *, run_manager: Any, stream: Any, **kwargs: Any
     ) -> AsyncIterator[Any]:
         routed = _by_run_manager(self, kwargs, run_manager, messages)
-        model: Any = StreamsOnOneLoop(self) if routed is not None or _is_outside() else self
+        model: Any = StreamsOnOneLoop(self) if _is_elsewhere(routed) else self
         events = original(model, messages, run_manager=run_manager, stream=stream, **kwargs)
         async with contextlib.aclosing(cast(Any, events)):
             if routed is None:
@@ -537,125 +544,3 @@ _REPLACEMENTS: dict[str, Callable[[Any], Any]] = {
     "_iter_v2_events": _iter_events_gate,
     "_aiter_v2_events": _aiter_events_gate,
 }
-
-
-class _ProbeModel(BaseChatModel):
-    """A user's model that must never be reached."""
-
-    @property
-    def _llm_type(self) -> str:
-        return "agenttrain-probe"
-
-    def _generate(self, *args: Any, **kwargs: Any) -> ChatResult:
-        raise _GotPast
-
-    async def _agenerate(self, *args: Any, **kwargs: Any) -> ChatResult:
-        raise _GotPast
-
-    def _stream(self, *args: Any, **kwargs: Any) -> Iterator[ChatGenerationChunk]:
-        raise _GotPast
-
-    async def _astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[ChatGenerationChunk]:
-        raise _GotPast
-        yield
-
-
-class _GotPast(Exception):
-    """A probe reached the user's model."""
-
-
-class _ProbeRoute:
-    """Answers every call with one word, or ends the rollout, and counts."""
-
-    def __init__(self, stop: RolloutStop | None = None) -> None:
-        self.stop = stop
-        self.n_answers = 0
-
-    def role(self, site: CallSite) -> tuple[Role, str]:
-        return "frozen", "probe"
-
-    def answer(self, call: ModelCall) -> Reply:
-        self.n_answers += 1
-        if self.stop is not None:
-            raise self.stop
-        return Reply(call_id=f"probe-{self.n_answers}", text="caught", model="probe")
-
-    async def aanswer(self, call: ModelCall) -> Reply:
-        return self.answer(call)
-
-    def auxiliary_began(self, call: ModelCall) -> str:
-        return "probe"
-
-    def auxiliary_ended(self, turn_id: str, error: BaseException | None, answer: OwnAnswer | None) -> None:
-        return None
-
-
-def self_test() -> None:
-    """Send two calls through each funnel of the installed langchain-core: one is answered, one ends the rollout.
-
-    Raises:
-        GraphError: naming the first funnel that reaches the user's model or holds the end back.
-    """
-    probes: dict[str, Callable[[BaseChatModel], Any]] = {
-        "_generate_with_cache": lambda model: model.invoke("x"),
-        "_agenerate_with_cache": lambda model: asyncio.run(_awaited(model.ainvoke("x"))),
-        "stream": lambda model: list(model.stream("x")),
-        "astream": lambda model: asyncio.run(_listed(model.astream("x"))),
-    }
-    if hasattr(BaseChatModel, LATER_FUNNELS[0]):
-        probes[LATER_FUNNELS[0]] = lambda model: model.stream_events([HumanMessage("x")], version="v3").output
-    if hasattr(BaseChatModel, LATER_FUNNELS[1]):
-        probes[LATER_FUNNELS[1]] = lambda model: asyncio.run(_v3_output(model))
-    with open_serving_gate():
-        for name, probe in probes.items():
-            _probe(name, probe, _ProbeRoute(), None)
-            _probe(name, probe, _ProbeRoute(RolloutStop("probe")), RolloutStop)
-
-
-def _probe(
-    name: str, probe: Callable[[BaseChatModel], Any], route: _ProbeRoute, expected: type[BaseException] | None
-) -> None:
-    raised = _raised_by(probe, route)
-    if route.n_answers == 1 and (type(raised) is expected if expected else raised is None):
-        return
-    seen = f"was answered {route.n_answers} times"
-    if raised is not None:
-        past = isinstance(raised, _GotPast)
-        seen = "reached the user's model" if past else f"raised {type(raised).__name__}: {raised}"
-    elif expected:
-        seen = f"held back {expected.__name__}"
-    version = importlib.metadata.version("langchain-core")
-    raise GraphError(
-        f"A call through BaseChatModel.{name} {seen} with langchain-core {version}, and the policy must answer it once "
-        "or end the rollout. Install the langchain-core version of constraints.txt."
-    ) from raised
-
-
-def _raised_by(probe: Callable[[BaseChatModel], Any], route: _ProbeRoute) -> BaseException | None:
-    """What a probe raised, run on a thread of its own, since the caller's may be running an event loop."""
-    raised: list[BaseException] = []
-
-    def send() -> None:
-        try:
-            with use_route(route):
-                probe(_ProbeModel())
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=send, name="agenttrain-self-test")
-    thread.start()
-    thread.join()
-    return raised[0] if raised else None
-
-
-async def _awaited(call: Any) -> Any:
-    return await call
-
-
-async def _listed(pieces: AsyncIterator[Any]) -> list[Any]:
-    return [piece async for piece in pieces]
-
-
-async def _v3_output(model: BaseChatModel) -> Any:
-    stream = await cast(Any, model.astream_events([HumanMessage("x")], version="v3"))
-    return await stream.output

@@ -19,7 +19,7 @@ from agenttrain.capture.served import ServedCalls
 from agenttrain.config import Config, environment, resolve
 from agenttrain.errors import ModelError, PromotionError, RunError
 from agenttrain.folder_hash import policy_hash
-from agenttrain.graph.intercept import self_test
+from agenttrain.graph.self_test import self_test
 from agenttrain.plugins import Plugins
 from agenttrain.promotion.fixed_set import NAME as FIXED_SET
 from agenttrain.promotion.fixed_set import read_fixed_set
