@@ -242,6 +242,19 @@ def test_a_policy_that_passes_every_rule_serves(desk: Desk) -> None:
     assert len(desk.ledger.entries()) == 1
 
 
+def test_what_was_accepted_is_not_trained_on_in_its_place(desk: Desk) -> None:
+    """Nothing could serve by the ledger any more, nor be gone back to."""
+    run = desk.candidate()
+    assert desk.promote("good").code == 0
+    refused = desk.command("fit", "--resume", "good", "--set", "trainer.steps=2", "--json")
+    assert refused.code == 2
+    message = refused.json["error"]["message"]
+    assert message.startswith("good was accepted to serve (line 1 of its ledger), and to go on with it would replace")
+    assert message.endswith(f"agenttrain fit GRAPH --model {run.policy}")
+    assert policy_hash(run.policy) == desk.ledger.entries()[0].weights
+    assert run.read_report() is not None
+
+
 def test_one_line_a_rule_and_the_verdict_for_people(desk: Desk) -> None:
     desk.candidate("same", after=never)
     done = desk.command("promote", "same")

@@ -52,6 +52,7 @@ def fit_command(
     from agenttrain.exporters import exporting, wanted_exporter
     from agenttrain.fit import RunStopped, fit
     from agenttrain.forecast import forecast
+    from agenttrain.gate.way_back import refuse_to_replace
     from agenttrain.prepare import prepare, trainable_job
     from agenttrain.run_folder import check_place, find_run, new_run
 
@@ -76,6 +77,8 @@ def fit_command(
         typer.echo(f"{run.id} has ended; this is its report. More steps: --set trainer.steps=N.", err=True)
         print_json(ended) if json else print_report(ended, run)
         return
+    if run is not None:
+        refuse_to_replace(run)
     exporter, progress = wanted_exporter(), Progress(job)
     run = run or new_run(RUNS, job.name, n_bytes=needed.disk_bytes if needed is not None else 0)
     progress.starts(run, resumed=resume is not None)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from agenttrain.config import resolve
 from agenttrain.errors import AgenttrainError, PromotionError
+from agenttrain.export.policy_source import ledger_lines
 from agenttrain.folder_hash import policy_hash
 from agenttrain.gate.candidate import moved_tables
 from agenttrain.prepare import model_folder, model_hash
@@ -38,6 +39,20 @@ def refuse_changed(entry: LedgerEntry) -> None:
         f"The policy of {entry.run_id}, {folder}, {what}. Put it back from a copy: the ledger's line {entry.number} "
         "holds its hash, and nothing else may serve by it."
     )
+
+
+def refuse_to_replace(run: RunFolder) -> None:
+    """Refuse to train a policy on that the ledger may let serve: its folder would hold another one.
+
+    Raises:
+        PromotionError: naming the line, and how to train on from it.
+    """
+    accepted = next((entry for entry in ledger_lines(run) if entry.deed in ("promoted", "canary")), None)
+    if accepted is not None:
+        raise PromotionError(
+            f"{run.id} was accepted to serve (line {accepted.number} of its ledger), and to go on with it would "
+            f"replace {run.policy}. Train on from it in a new run: agenttrain fit GRAPH --model {run.policy}"
+        )
 
 
 def canary_ended(ledger: Ledger, entries: Sequence[LedgerEntry], *, why: str) -> LedgerEntry:
