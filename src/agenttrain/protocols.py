@@ -231,6 +231,14 @@ class KnowsInPlace(Protocol):
     """None: they do."""
 
 
+@runtime_checkable
+class StaysOnLoop(Protocol):
+    """What a route may offer beside `Route`: its graph runs on an event loop that lasts, as a server's does."""
+
+    stays_on_loop: bool
+    """The user's own models answer on it, as without a gate. Else on one of the process: those of rollouts end."""
+
+
 class TurnStore(Protocol):
     """Keeps every record, append-only."""
 
@@ -470,6 +478,7 @@ __all__ = [
     "Route",
     "Rollout",
     "RunRollouts",
+    "StaysOnLoop",
     "TakesAdapters",
     "TellsNews",
     "TellsSpelling",

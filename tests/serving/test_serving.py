@@ -8,7 +8,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from langchain_core.language_models import GenericFakeChatModel
@@ -385,6 +385,46 @@ def test_auxiliary_calls_stay_with_the_users_model(policy: Path) -> None:
     served.close()
     with agenttrain.use(policy), pytest.raises(RoleError, match=r"two models.*Where a policy serves: use\(RUN, aux"):
         builder.compile().invoke(ASK)
+
+
+class LoopTeller(GenericFakeChatModel):
+    """Answers by the event loop that it runs on; a client that it kept would belong to that one."""
+
+    seen: ClassVar[list[int]] = []
+
+    async def _agenerate(self, *args: Any, **kwargs: Any) -> Any:
+        self.seen.append(id(asyncio.get_running_loop()))
+        return await super()._agenerate(*args, **kwargs)
+
+    async def _astream(self, *args: Any, **kwargs: Any) -> Any:
+        self.seen.append(id(asyncio.get_running_loop()))
+        async for chunk in super()._astream(*args, **kwargs):
+            yield chunk
+
+
+def test_the_users_own_models_answer_on_the_event_loop_of_the_server(policy: Path) -> None:
+    """Where their clients keep connections, however they are asked."""
+    judge = LoopTeller(messages=iter([AIMessage("fine")] * 9))
+
+    async def judged(state: MessagesState) -> dict[str, Any]:
+        chunks = [chunk async for chunk in judge.astream(state["messages"])]
+        if hasattr(judge, "_achat_model_stream_v3"):
+            assert await (await judge.astream_events("x", version="v3")).output
+        return {"messages": [await judge.ainvoke(state["messages"]), *chunks[:0]]}
+
+    builder = StateGraph(MessagesState)
+    builder.add_node("judge", judged)
+    builder.set_entry_point("judge")
+    served = agenttrain.attach(builder.compile(), policy, auxiliary=["judge"])
+
+    async def asked() -> int:
+        assert said(await served.ainvoke(ASK)) == "fine []"
+        return id(asyncio.get_running_loop())
+
+    loop = asyncio.run(asked())
+    served.close()
+    assert set(judge.seen) == {loop}
+    assert len(judge.seen) >= 2
 
 
 NOTED = """

@@ -50,6 +50,8 @@ class Answers(Protocol):
 class ServedRoute:
     """protocols.Route of what is served."""
 
+    stays_on_loop = True
+
     def __init__(self, answers: Answers, conversation: Callable[[], str]) -> None:
         self._answers, self._conversation = answers, conversation
 
