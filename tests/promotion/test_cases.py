@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -97,12 +97,14 @@ def test_what_is_taken_out_is_noted(cases: RegressionSet) -> None:
         ('{"examples": [{"id": "1", "input": {}}, {"id": "2", "input": {}}]}', "is no JSON lines"),
         ('{"id": "1", "input": {}, "case": {"run": "x"}}', "row of case '1' says under 'case' what no case says"),
         ('{"id": "1", "input": {}, "case": 3}', "row of case '1' says under 'case' what no case says"),
+        (json.dumps({"id": "1", "input": {}, "case": {**asdict(ORIGIN), "at": "today"}}), "what no case says"),
+        ('{"id": "\xff", "input": {}}', "is no UTF-8: .* can't decode byte 0xff"),
     ],
 )
 def test_what_can_not_be_added_to_is_refused(cases: RegressionSet, text: str, said: str) -> None:
     """Nothing is written over."""
     cases.folder.mkdir(parents=True)
-    cases.file.write_text(text)
+    cases.file.write_text(text, encoding="latin-1")
     with pytest.raises(PromotionError, match=said):
         cases.add(TASK, ORIGIN)
-    assert cases.file.read_text() == text
+    assert cases.file.read_text(encoding="latin-1") == text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -168,6 +169,16 @@ def test_a_newer_ledger_is_refused(whole: Ledger, damaged: Ledger) -> None:
         PromotionError, match=r"ledger\.jsonl:1 is of ledger version 2, and this agenttrain reads up to 1"
     ):
         damaged.entries()
+
+
+def test_a_line_that_lacks_what_a_line_says_is_told(tmp_path: Path) -> None:
+    """Its hash holds, so somebody meant it."""
+    ledger = Ledger(tmp_path)
+    content = b'{"version":1}'
+    line = {"hash": hashlib.sha256(content).hexdigest(), "version": 1}
+    ledger.file.write_text(json.dumps(line, separators=(",", ":")) + "\n")
+    with pytest.raises(PromotionError, match=r"ledger.jsonl:1 is no line of a ledger: it lacks at, by, deed, graph, "):
+        ledger.entries()
 
 
 def test_a_line_that_was_not_finished_is_no_line_and_is_kept(tmp_path: Path) -> None:

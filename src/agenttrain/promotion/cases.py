@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from agenttrain.disk import append_line, replace_file
 from agenttrain.errors import PromotionError
 from agenttrain.promotion.alone import alone, cant
@@ -124,6 +126,10 @@ class RegressionSet:
             return []
         except OSError as error:
             raise PromotionError(cant("read", self.file, error)) from error
+        except UnicodeDecodeError as error:
+            raise PromotionError(
+                f"{self.file} is no UTF-8: {error}. Save it as UTF-8, a task file as any other."
+            ) from None
         rows = [line for line in text.split("\n") if line.strip()]
         if rows and not rows[0].lstrip().startswith("{"):
             raise PromotionError(self._no_lines())
@@ -165,8 +171,8 @@ def _origin(row: Mapping[str, Any], file: Path) -> Origin | None:
     if said is None:
         return None
     try:
-        return Origin(**said)
-    except TypeError:
+        return TypeAdapter(Origin).validate_json(json.dumps(asdict(Origin(**said))), strict=True)
+    except (TypeError, ValidationError):
         raise PromotionError(
             f"{file}: the row of case {row.get('id')!r} says under {CASE_KEY!r} what no case says. Leave the key out "
             "of rows that you write by hand."

@@ -14,7 +14,7 @@ import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from agenttrain.promotion_record import BASE, Deed, LedgerEntry, RuleResult
 
 LEDGER_VERSION = 1
 """Written into every line; a reader refuses a higher one."""
+_FIELDS = {each.name for each in fields(LedgerEntry)} - {"hash"}
 PROMOTIONS = Path("promotions")
 """Beside runs/, in the current directory."""
 
@@ -218,6 +219,8 @@ class Ledger:
             digest = content.pop("hash", None)
             if line != _canonical({**content, "hash": digest}) or digest != _hash(content):
                 raise self._damaged(number, "was changed after it was written: its hash is that of another content")
+            if missing := sorted(_FIELDS - content.keys()):
+                raise self._damaged(number, f"is no line of a ledger: it lacks {', '.join(missing)}")
             if content["number"] != number or content["previous"] != previous:
                 raise self._damaged(
                     number,
@@ -246,11 +249,11 @@ class Ledger:
         return dict(content)
 
     def _entry(self, content: Mapping[str, Any], digest: str) -> LedgerEntry:
-        fields = {key: value for key, value in content.items() if key != "version"}
-        fields["results"] = tuple(RuleResult(**result) for result in content["results"])
-        fields["graph"] = self._absolute(content["graph"])
-        fields["policy"] = self._absolute(content["policy"])
-        return LedgerEntry(**fields, hash=digest)
+        given = {name: content[name] for name in _FIELDS}
+        given["results"] = tuple(RuleResult(**result) for result in content["results"])
+        given["graph"] = self._absolute(content["graph"])
+        given["policy"] = self._absolute(content["policy"])
+        return LedgerEntry(**given, hash=digest)
 
     def _check_head(self, head: bytes | None, entries: Sequence[LedgerEntry]) -> None:
         """Refuse lines that lack the end that was once written. A last line of which the head doesn't know is whole:
