@@ -262,6 +262,7 @@ def test_a_folder_that_was_changed_on_its_way_is_told_file_by_file(
     assert f"differs: transformers can't load {folder} as a causal language model" in done.err
 
 
+@pytest.mark.slow
 def test_a_folder_of_somebody_elses_is_neither_replaced_nor_checked(
     run: RunFolder, command: Any, tmp_path: Path
 ) -> None:
@@ -390,6 +391,7 @@ def test_where_the_evaluation_was_sampled_the_engine_answers_its_prompts(
     assert "evaluated sampled at 0.7" in (tmp_path / "exports" / run.id / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_promoted_names_what_the_ledger_says(run: RunFolder, command: Any) -> None:
     """And the card says since when; without a ledger it is an error that names what there is."""
     done = command("export", "promoted")

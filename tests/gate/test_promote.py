@@ -460,7 +460,9 @@ def test_a_canary_comes_first_and_then_serves(desk: Desk) -> None:
     assert status["canary"]["of_canary"] == {"conversations": 0, "outcomes": 0, "successes": 0}
     assert desk.promote("first", "--rollback").json["serving"] == "base"
     assert desk.promote("first", "--canary").json["share"] == 0.1
-    assert desk.promote("first").code == 0
+    done = desk.promote("first")
+    assert done.code == 0
+    assert done.json["notes"] == ["first was taken back before, line 2 of the ledger: by hand"]
     assert desk.deeds == [("canary", "first"), ("taken_back", "first"), ("canary", "first"), ("promoted", "first")]
 
 
@@ -476,6 +478,8 @@ def test_what_was_accepted_before_serves_again(desk: Desk) -> None:
     base = desk.command("promote", "--rollback")
     assert base.out.splitlines()[-1] == "The base serves."
     assert desk.ledger.entries()[-1].policy == str(desk.fitted.path.parents[1] / "model")
+    of_second = "second was taken back before, line 3 of the ledger: complaints"
+    assert desk.promote("second", "--check-only").json["notes"] == [of_second]
     nothing = desk.promote("--rollback")
     assert nothing.code == 2
     assert "there is nothing to go back from" in nothing.json["error"]["message"]

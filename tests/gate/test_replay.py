@@ -82,6 +82,7 @@ def test_cases_are_told_apart(shop: Any) -> None:
     assert (evaluation.repeats, evaluation.temperature) == (2, 0.0)
 
 
+@pytest.mark.slow
 def test_a_replay_in_which_nothing_can_be_measured_tells_it(shop: Any) -> None:
     replay = replay_of(shop, [("1", "broken")])
     assert dict(replay.outcomes) == {"1": "unmeasured"}

@@ -107,6 +107,7 @@ def test_the_interval_of_costs_agrees_with_scipys_paired_t_test(confidence: floa
     assert seen.high == pytest.approx(theirs.high, abs=0.04 * (theirs.high - theirs.low))
 
 
+@pytest.mark.slow
 def test_the_upper_bound_of_a_mean_agrees_with_scipys_t_test_where_nothing_is_skewed() -> None:
     """400 normal costs: scipy.stats.ttest_1samp, one-sided; and a ratio to a constant is that bound divided by it."""
     from scipy import stats

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -163,12 +163,24 @@ def as_dict(candidate: Candidate, verdict: Verdict, *, deed: str, entry: LedgerE
             "evaluation": incumbent.evaluation.name if incumbent is not None else None,
             "from": incumbent.source if incumbent is not None else None,
         },
-        "notes": [*candidate.settings, *(compare.notes if compare is not None else ())],
+        "notes": [
+            *candidate.settings,
+            *(compare.notes if compare is not None else ()),
+            *_earlier_ends(candidate.run.id, verdict.entries),
+        ],
         "regression": _of_cases(verdict.regression),
         "replay": _of_cases(verdict.replay),
         "settings": {name: getattr(candidate.job.config, name).model_dump() for name in DECLARED_TODAY},
         "hashes": {"then": dict(candidate.hashes_then), "now": dict(candidate.hashes_now)},
     }
+
+
+def _earlier_ends(run_id: str, entries: Sequence[LedgerEntry]) -> Iterator[str]:
+    """When and why a run was taken back before: its evaluation says nothing of it."""
+    for entry in entries:
+        taken = entry.deed == "taken_back" and entry.run_id == run_id
+        if taken or (entry.deed == "rolled_back" and entry.incumbent == run_id):
+            yield f"{run_id} was taken back before, line {entry.number} of the ledger: {entry.why}"
 
 
 def _of_cases(replay: Replay | None) -> dict[str, Any] | None:
