@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -290,6 +291,34 @@ def test_a_canarys_sandboxed_tools_have_a_sandbox(desk: Desk, is_async: bool) ->
             else:
                 served.invoke(ASK, config(thread))
     assert found == [mine, None]
+
+
+@pytest.mark.slow
+def test_a_sandbox_that_cannot_be_removed_fails_no_run(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    """Removing it is waited for by nobody, and what goes wrong there is logged."""
+    mine, _ = desk.try_canary(tools="stand_in")
+    goes = threading.Event()
+
+    def node(state: MessagesState) -> None:
+        sandbox: Any = agenttrain.current_sandbox()
+        close = sandbox.close
+
+        def fails() -> None:
+            assert goes.wait(60)
+            close()
+            raise OSError("the device is busy")
+
+        sandbox.close = fails
+
+    noted = agenttrain.trainable(graph_of(node), sandbox=agenttrain.SandboxSpec())
+    served = agenttrain.attach(noted, "promoted")
+    with closing(served):
+        assert answered_by(served.invoke(ASK, config(mine))) == "desk-2"
+        goes.set()
+    for thread in threading.enumerate():
+        if thread.name == "agenttrain-leave":
+            thread.join()
+    assert f"The sandbox of conversation {mine} could not be removed" in caplog.text
 
 
 # Outcomes

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -162,8 +163,15 @@ class GraphRun:
         self._record(False, "raised", why=f"{type(error).__name__}: {error}"[:500])
 
     def close(self) -> None:
-        """Leave what it was given."""
-        self._stack.close()
+        """Leave what it was given, on a thread: to remove a sandbox may take its time, and no conversation waits."""
+        if self._sandbox is not None:
+            threading.Thread(target=self._leave, name="agenttrain-leave").start()
+
+    def _leave(self) -> None:
+        try:
+            self._stack.close()
+        except Exception:
+            _log.exception("The sandbox of conversation %s could not be removed", self.conversation)
 
     def _mark(self) -> Served:
         return served_by(self.arm, self.conversation)
