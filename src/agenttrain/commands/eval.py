@@ -16,6 +16,7 @@ from agenttrain.errors import ConfigError, RunError
 if TYPE_CHECKING:
     from agenttrain.config import Config
     from agenttrain.protocols import InPlace
+    from agenttrain.run_folder import RunFolder
 
 PROVIDER_MODEL = re.compile(r"[a-z][a-z0-9_]+:[^/\s].*")
 """As LangChain's init_chat_model takes it."""
@@ -51,30 +52,22 @@ def eval_command(
     json: Json = False,
 ) -> None:
     """Roll out tasks and report; writes a RUN of its own."""
-    from agenttrain.commands.progress import Progress, print_evaluation
+    from agenttrain.commands.progress import Progress
     from agenttrain.evaluation import evaluate
     from agenttrain.exporters import exporting, wanted_exporter
     from agenttrain.prepare import prepare
     from agenttrain.run_folder import new_run
-    from agenttrain.tasks import read_tasks
 
     if split not in (None, "train", "held_out"):
         raise ConfigError(f"--split is {split!r}; it takes train or held_out.")
     chosen = _chosen(run, chat_model=chat_model, model=model, engine=engine)
     flags = flag_tables(
-        set_,
-        model=chosen.policy,
-        seed=seed,
-        engine__name=engine,
-        eval__repeats=repeats,
-        eval__temperature=temperature,
+        set_, model=chosen.policy, seed=seed, engine__name=engine, eval__repeats=repeats, eval__temperature=temperature
     )
-    if tasks is not None and "tasks" not in flags.get("eval", {}):
-        flags.setdefault("eval", {})["tasks"] = len(read_tasks(tasks))
     job = prepare(
         graph,
         cwd=Path.cwd(),
-        flags=flags,
+        flags=_with_tasks(flags, tasks),
         evaluated_run=chosen.of_run,
         in_place=chosen.in_place,
         task_file=tasks,
@@ -86,7 +79,22 @@ def eval_command(
     with exporting(exporter, folder.id), work():
         report = evaluate(job, folder, watcher=progress)
     progress.close()
-    if json:
+    _tell(report, folder, as_json=json)
+
+
+def _with_tasks(flags: dict[str, Any], tasks: Path | None) -> dict[str, Any]:
+    """The same; of a task file all rows are evaluated, unless it is said how many."""
+    from agenttrain.tasks import read_tasks
+
+    if tasks is not None and "tasks" not in flags.get("eval", {}):
+        flags.setdefault("eval", {})["tasks"] = len(read_tasks(tasks))
+    return flags
+
+
+def _tell(report: dict[str, Any], folder: RunFolder, *, as_json: bool) -> None:
+    from agenttrain.commands.progress import print_evaluation
+
+    if as_json:
         print_json({**{k: v for k, v in report.items() if k != "result"}, **report["result"]})
     else:
         print_evaluation(report, folder)
