@@ -294,26 +294,43 @@ def test_each_rule_fails_alone_with_its_own_code(
     assert (kept["deed"], kept["exit_code"], list(kept["next_steps"])) == ("refused", code, [rule])
 
 
-def test_a_baseline_that_its_run_lost_is_no_evidence(desk: Desk) -> None:
-    """Half of its rollouts are gone from the store: they would count as failures of the base."""
-    run = desk.candidate(before=always)
-    for file in (run.rollouts).glob("*"):
-        file.unlink()
+def without(run: RunFolder, fitted: RunFolder, phase: str) -> None:
+    """Take every other task's rollout of a phase out of a run's store; all others succeed."""
+    shutil.rmtree(run.rollouts)
     store = SqliteStore(run.rollouts)
-    for result in read_store(desk.fitted.rollouts).results():
+    for result in read_store(fitted.rollouts).results():
         rollout = result.rollout
-        if rollout.phase == "baseline" and int(rollout.task_id.removeprefix("toy-")) % 2:
+        if rollout.phase == phase and int(rollout.task_id.removeprefix("toy-")) % 2:
             continue
         if rollout.phase != "train":
             rollout = _with(rollout, True, closed=False)
         store.put_all_of(Begun(request=result.request, started_at=0), [], replace(result, rollout=rollout))
     store.flush()
     store.close()
+
+
+def test_a_baseline_that_its_run_lost_is_no_evidence(desk: Desk) -> None:
+    """Half of its rollouts are gone from the store: they would count as failures of the base."""
+    without(desk.candidate(), desk.fitted, "baseline")
     done = desk.promote("good")
     assert (failed(done), done.code) == (["difference"], 11)
     figure = next(rule["figure"] for rule in done.json["rules"] if rule["rule"] == "difference")
     assert figure.startswith("success 0.500 to 1.000: +0.500 (95 % interval +0.3")
     assert figure.endswith(" without 16 places that what serves now was not measured in")
+
+
+def test_an_evaluation_that_its_run_lost_shows_nothing(desk: Desk) -> None:
+    """Of a candidate that is an error; what serves is evaluated anew."""
+    first = desk.candidate("first")
+    assert desk.promote("first").code == 0
+    without(first, desk.fitted, "held_out")
+    second = desk.candidate("second")
+    done = desk.promote("second", "--check-only")
+    assert done.json["incumbent"]["from"] == "evaluated anew: its own evaluation lacks 16 rollouts"
+    without(second, desk.fitted, "held_out")
+    lost = desk.promote("second")
+    assert lost.code == 1
+    assert "The store of second lacks 16 rollouts of its evaluation" in lost.json["error"]["message"]
 
 
 def test_a_changed_weight_does_not_serve(desk: Desk) -> None:

@@ -164,6 +164,11 @@ class Gate:
     def _compared(self, now: LedgerEntry | None) -> list[RuleResult]:
         job, table = self.candidate.job, self.candidate.job.config.promotion
         other = self._priced(read_evaluation(self.candidate.run))
+        if lost := _n_gone(other):
+            raise RunError(
+                f"The store of {other.run_id} lacks {lost} rollouts of its evaluation, of which nothing can be said: "
+                f"files of {self.candidate.run.rollouts} are gone. Put them back from a copy, or fit again."
+            )
         self.incumbent = self._incumbent(now, other)
         base = self._priced(self.incumbent.evaluation)
         self.compared = compared(base, other)
@@ -249,8 +254,15 @@ def _kept_evaluation(run: RunFolder, other: Evaluation) -> tuple[Evaluation | No
         kept = read_evaluation(run)
     except RunError:
         return None, "its own evaluation isn't there any more"
+    if lost := _n_gone(kept):
+        return None, f"its own evaluation lacks {lost} rollouts"
     unlike = [what for what, of in _MUST_FIT.items() if of(kept) != of(other)]
     return (None, f"its own evaluation had other {', '.join(unlike)}") if unlike else (kept, "")
+
+
+def _n_gone(evaluation: Evaluation) -> int:
+    """Places of an evaluation of which the store has no rollout; one whose environment failed has one."""
+    return len(evaluation.tasks) * evaluation.repeats - len(evaluation.rollouts)
 
 
 _MUST_FIT: Mapping[str, Callable[[Evaluation], Any]] = {
