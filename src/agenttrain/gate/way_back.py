@@ -64,17 +64,7 @@ def canary_ended(ledger: Ledger, entries: Sequence[LedgerEntry], *, why: str) ->
     canary = canary_now(entries)
     if canary is None:
         raise PromotionError(f"No canary is under way in {ledger.folder}. See agenttrain promote --status.")
-    return ledger.append(
-        "taken_back",
-        graph=canary.graph,
-        run_id=canary.run_id,
-        policy=canary.policy,
-        weights=canary.weights,
-        why=why,
-        incumbent=canary.incumbent,
-        share=canary.share,
-        decided_on=entries,
-    )
+    return ledger.take_back(canary, why=why, decided_on=entries)
 
 
 def rolled_back(ledger: Ledger, *, why: str) -> list[LedgerEntry]:

@@ -173,6 +173,24 @@ class Ledger:
             self._check_graph(entry, entries)
             return self._written(entry)
 
+    def take_back(self, canary: LedgerEntry, *, why: str, decided_on: Sequence[LedgerEntry]) -> LedgerEntry:
+        """Add the line that ends a canary; raises as `append` does.
+
+        Args:
+            canary: the line that began it.
+        """
+        return self.append(
+            "taken_back",
+            graph=canary.graph,
+            run_id=canary.run_id,
+            policy=canary.policy,
+            weights=canary.weights,
+            why=why,
+            incumbent=canary.incumbent,
+            share=canary.share,
+            decided_on=decided_on,
+        )
+
     def _written(self, entry: LedgerEntry) -> LedgerEntry:
         """The entry with its hash, once line and head are on disk."""
         content = self._content(entry)

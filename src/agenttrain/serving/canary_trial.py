@@ -109,24 +109,13 @@ class CanaryTrial:
         if not self._is_on(entries):
             return
         why = f"Taken back by itself: the canary {look}."
-        entry = self.entry
         try:
-            self.ledger.append(
-                "taken_back",
-                graph=entry.graph,
-                run_id=entry.run_id,
-                policy=entry.policy,
-                weights=entry.weights,
-                why=why,
-                incumbent=entry.incumbent,
-                share=entry.share,
-                decided_on=entries,
-            )
+            self.ledger.take_back(self.entry, why=why, decided_on=entries)
         except PromotionError:
             if self._is_on(self.ledger.entries()):
                 raise
             return
-        _log.warning("%s: %s", entry.run_id, why)
+        _log.warning("%s: %s", self.entry.run_id, why)
 
     def _is_on(self, entries: tuple[LedgerEntry, ...]) -> bool:
         now = canary_now(entries)
