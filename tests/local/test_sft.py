@@ -266,6 +266,7 @@ def test_the_base_samples_until_the_end_and_the_engine_gets_what_was_learned_the
     assert held[0].samples[0].extra_fields["min_global_steps"] == 3
 
 
+@pytest.mark.slow
 def test_successes_get_likelier(model_folder: Folder) -> None:
     """More of what is sampled in the end succeeds than of what the base sampled."""
 
