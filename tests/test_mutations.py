@@ -90,8 +90,8 @@ MUTATIONS = (
     Mutation(
         name="a rollout counted once per trajectory in the rollout mean",
         file="trainer/loss.py",
-        right="n_rollouts = sum(n > 0 for n in by_rollout.values())",
-        wrong="n_rollouts = sum(n > 0 for n in n_trained)",
+        right="n_rollouts = math.fsum(share[i] for i, n in by_rollout.items() if n)",
+        wrong="n_rollouts = math.fsum(share[i] for i, n in zip(rollout_ids, n_trained, strict=True) if n)",
         tests=("tests/trainer",),
     ),
     Mutation(

@@ -254,7 +254,8 @@ ELSEWHERE = (
         for name in (*names.SPANS["agenttrain.generate"].always, *names.SPANS["agenttrain.generate"].sometimes)
     }
     | {(kind, names.ERROR_TYPE) for kind, known in names.SPANS.items() if names.ERROR_TYPE in known.sometimes}
-    | {("chat", names.EXTENDS), ("chat", names.MISSED), ("chat", names.RESPELLED)}
+    | {("chat", name) for name in (names.EXTENDS, names.MISSED, names.RESPELLED)}
+    | {("chat", name) for name in (names.RUN_ID, names.CANARY, names.CONVERSATION_ID)}  # where a policy serves
     | {("invoke_agent", name) for name in (names.SANDBOX, names.UNENFORCED, names.TAMPERING)}
 )
 """What these runs don't emit: the engine's process has a test below, failures and the rest in their parts' tests."""
