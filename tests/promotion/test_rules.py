@@ -272,11 +272,13 @@ def test_upper_bounds_must_be_shown(mean: float | None, ratio: float | None, pas
 
 def test_upper_bounds_are_told_with_what_is_accepted() -> None:
     both = rules.latency(2.5, 0.9, max_seconds=3, max_seconds_ratio=1.25)
-    assert both.figure == "at most 2.5 s a rollout and 0.9 times what serves now (95 %)"
+    assert both.figure == "at most 2.5 s a rollout (95 %) and at most 0.9 times what serves now (95 %)"
     assert both.bound == "at most 3 s a rollout and 1.25 times what serves now"
     one = rules.cost(None, 0.9, max_cost=None, max_cost_ratio=1.0)
     assert (one.passed, one.figure) == (True, "at most 0.9 times what serves now (95 %)")
-    assert rules.cost(None, None, max_cost=3, max_cost_ratio=None).figure == "at most not measured (95 %)"
+    assert rules.cost(None, None, max_cost=3, max_cost_ratio=None).figure == "not measured"
+    few = rules.cost(math.inf, 0.9, max_cost=3, max_cost_ratio=1.0)
+    assert few.figure == "not bounded by so few tasks and at most 0.9 times what serves now (95 %)"
 
 
 def test_loud_alarms_are_all_told_and_notes_are_none() -> None:

@@ -6,6 +6,7 @@ fails, in the order of `EXIT_CODES`, gives the exit code of `agenttrain promote`
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -237,10 +238,17 @@ def _bounded(
     ]
     if not asked:
         return _result(rule, True, "not asked", "none declared")
-    figures = [text.format(measured) if measured is not None else "not measured" for measured, _, text in asked]
+    figures = [_upper(measured, text) for measured, _, text in asked]
     bounds = [text.format(most) for _, most, text in asked]
     passed = all(measured is not None and measured <= most for measured, most, _ in asked)
-    return _result(rule, passed, f"at most {' and '.join(figures)} (95 %)", f"at most {' and '.join(bounds)}")
+    return _result(rule, passed, " and ".join(figures), f"at most {' and '.join(bounds)}")
+
+
+def _upper(measured: float | None, text: str) -> str:
+    """An upper bound in words, also one that is none."""
+    if measured is None:
+        return "not measured"
+    return f"at most {text.format(measured)} (95 %)" if math.isfinite(measured) else "not bounded by so few tasks"
 
 
 def alarms(report: Mapping[str, Any]) -> RuleResult:
