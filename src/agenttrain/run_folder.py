@@ -266,6 +266,16 @@ def find_run(run: str, root: Path) -> RunFolder:
     raise RunError(f"No run is named {run!r} under {root} or at that path. {seen}")
 
 
+def moved_tables(tables: Mapping[str, Any], before: Path, now: Path) -> dict[str, Any]:
+    """The run's tables, with a model and tasks that stood in its graph's folder taken from where that is now."""
+    moved = dict(tables)
+    for key in ("model", "tasks"):
+        path = Path(str(tables.get(key, "")))
+        if path.is_relative_to(before) and (there := now / path.relative_to(before)).exists():
+            moved[key] = str(there)
+    return moved
+
+
 def _write(path: Path, content: bytes) -> None:
     """Replace a file whole."""
     try:

@@ -133,6 +133,22 @@ def test_without_a_promotion_the_base_serves(desk: Desk) -> None:
         assert [run_of(arms, name) for name in drawn(entry)] == ["desk-1", BASE]
 
 
+def test_the_base_of_a_project_that_was_moved_serves(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run's config.toml names the base where it was; it stands beside graph.py, and moved with it."""
+    desk.do("canary", "desk-1", share=0.5)
+    config = desk.folder / "runs" / "desk-1" / "config.toml"
+    config.write_text(f'{config.read_text()}[provenance]\ngraph = "{desk.folder / "graph.py"}"\n')
+    moved = tmp_path.with_name(f"{tmp_path.name}-moved")
+    shutil.move(tmp_path, moved)
+    monkeypatch.chdir(moved)
+    with closing(LedgerArms(moved / "promotions" / "desk")) as arms:
+        arms.hold()
+        assert arms.incumbent.source.policy == moved / "base"
+        assert arms.incumbent.source.graph_file == moved / "graph.py"
+
+
 def test_after_a_rollback_of_the_first_promotion_the_base_serves(desk: Desk) -> None:
     desk.do("promoted", "desk-1")
     base, graph = desk.folder / "base", f"{desk.folder / 'graph.py'}:graph"

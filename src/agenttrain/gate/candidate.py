@@ -17,7 +17,7 @@ from agenttrain.config import find_file, read_file, resolve
 from agenttrain.errors import ConfigError
 from agenttrain.graph.load import place_of
 from agenttrain.prepare import Job, prepare, provenance
-from agenttrain.run_folder import RunFolder
+from agenttrain.run_folder import RunFolder, moved_tables
 
 DECLARED_TODAY = ("promotion", "cost", "canary")
 """Tables that are taken from today's file and flags: how a run is judged, not how it was made."""
@@ -116,16 +116,6 @@ def _unlike(name: str, table: Mapping[str, Any], of_run: Mapping[str, Any], wher
         if of_run.get(key) != value:
             before = f"the run was made with {of_run[key]}" if key in of_run else "not declared when the run was made"
             yield f"{name}.{key}", f"{name}.{key} = {value}, from {where} ({before})"
-
-
-def moved_tables(tables: Mapping[str, Any], before: Path, now: Path) -> dict[str, Any]:
-    """The run's tables, with a model and tasks that stood in its graph's folder taken from where that is now."""
-    moved = dict(tables)
-    for key in ("model", "tasks"):
-        path = Path(str(tables.get(key, "")))
-        if path.is_relative_to(before) and (there := now / path.relative_to(before)).exists():
-            moved[key] = str(there)
-    return moved
 
 
 def _hash(tables: Mapping[str, Any]) -> str:

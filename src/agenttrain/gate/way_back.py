@@ -12,11 +12,10 @@ from agenttrain.config import resolve
 from agenttrain.errors import AgenttrainError, PromotionError
 from agenttrain.export.policy_source import ledger_lines
 from agenttrain.folder_hash import policy_hash
-from agenttrain.gate.candidate import moved_tables
 from agenttrain.prepare import model_folder, model_hash
 from agenttrain.promotion.ledger import Ledger, before_now, canary_now, serving_now
 from agenttrain.promotion_record import BASE, LedgerEntry
-from agenttrain.run_folder import RunFolder
+from agenttrain.run_folder import RunFolder, moved_tables
 
 
 def refuse_changed(entry: LedgerEntry) -> None:

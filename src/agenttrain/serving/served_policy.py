@@ -25,7 +25,7 @@ from agenttrain.promotion.fixed_set import NAME as FIXED_SET
 from agenttrain.promotion.fixed_set import read_fixed_set
 from agenttrain.promotion_record import BASE, LedgerEntry
 from agenttrain.protocols import Engine, EngineContext
-from agenttrain.run_folder import RunFolder, find_run
+from agenttrain.run_folder import RunFolder, find_run, moved_tables
 
 RUNS: Final = Path("runs")
 
@@ -91,7 +91,7 @@ def source_of_entry(entry: LedgerEntry, entries: tuple[LedgerEntry, ...]) -> Ser
 
 
 def source_of_base(entries: tuple[LedgerEntry, ...]) -> ServedSource:
-    """Of the model that the runs of a ledger begin with.
+    """Of the model that the runs of a ledger begin with; of a graph that was moved, beside it there.
 
     Raises:
         RunError: the run that names it is gone.
@@ -99,8 +99,9 @@ def source_of_base(entries: tuple[LedgerEntry, ...]) -> ServedSource:
     """
     from agenttrain.prepare import model_folder
 
-    run, plugins = _run_of(_last_run(entries)), Plugins.load(only=environment(_PLUGINS))
-    source = _of_folder(run, run.policy, BASE, plugins)
+    last, plugins = _last_run(entries), Plugins.load(only=environment(_PLUGINS))
+    run, graph = _run_of(last), Path(last.graph.rpartition(":")[0])
+    source = _of_folder(run, run.policy, BASE, plugins, moved_to=graph)
     return replace(source, policy=model_folder(source.config).resolve())
 
 
@@ -116,8 +117,13 @@ def _run_of(entry: LedgerEntry) -> RunFolder:
     return RunFolder(beside.resolve()) if (beside / "config.toml").is_file() else find_run(entry.run_id, RUNS)
 
 
-def _of_folder(folder: RunFolder, policy: Path, run_id: str, plugins: Plugins) -> ServedSource:
+def _of_folder(
+    folder: RunFolder, policy: Path, run_id: str, plugins: Plugins, *, moved_to: Path | None = None
+) -> ServedSource:
     tables, provenance = folder.read_config()
+    if moved_to is not None and "graph" in provenance:
+        tables = moved_tables(tables, Path(provenance["graph"]).parent, moved_to.parent)
+        provenance = {**provenance, "graph": str(moved_to)}
     config = resolve((f"config.toml of run {folder.id}", tables), plugin_tables=plugins.table_names)
     graph = provenance.get("graph")
     return ServedSource(
