@@ -345,6 +345,22 @@ def test_each_run_is_judged_by_the_users_function(desk: Desk, caplog: pytest.Log
     assert desk.counts == [(1, 0), (1, 0)]
 
 
+def test_the_users_function_is_called_without_a_canary_too(desk: Desk) -> None:
+    """What it gives is kept nowhere."""
+    desk.do("promoted", "desk-1")
+    heard = []
+
+    def outcome(input: Any, state: Any) -> bool:
+        heard.append((input, len(state["messages"]), agenttrain.current_serving().conversation))
+        return True
+
+    for run in ("promoted", "runs/desk-1"):
+        with closing(agenttrain.attach(graph_of(), run, outcome=outcome)) as served:
+            served.invoke(ASK, config("t"))
+    assert heard == [(ASK, 2, "t")] * 2
+    assert not (desk.ledger.folder / "canary.db").exists()
+
+
 @pytest.mark.slow
 def test_a_run_that_raises_is_a_failure_of_its_arm(desk: Desk) -> None:
     """Without a function one that ended is a success; one that its consumer left is neither."""

@@ -72,9 +72,10 @@ def attach(graph: Any, run: str | Path, *, auxiliary: Sequence[Selector] = (), o
         run: an id under runs/, the path of a run, the folder of a policy, or what the ledger says: "promoted",
             "promoted:NAME" or the path of promotions/NAME.
         auxiliary: selectors of calls that stay with the user's own models, beside those of @trainable.
-        outcome: while a canary is tried, called after each run that has ended with (input, state); gives whether it
-            succeeded: a bool, a number (1 and more is a success), or None where that isn't known. Without it a run that
-            ended counts as a success, until `record_outcome` is told how one went. A run that raised is a failure.
+        outcome: called with (input, state) after each run that has ended; gives whether it succeeded: a bool, a number
+            (1 and more is a success), or None where that isn't known. It counts while a canary is tried, and is kept
+            nowhere else. Without it a run that ended counts as a success, until `record_outcome` is told how one went.
+            A run that raised is a failure.
 
     Raises:
         GraphError: `graph` is no graph.

@@ -115,7 +115,7 @@ class GraphRun:
 
     @property
     def is_judged(self) -> bool:
-        return self.trial is not None
+        return self.trial is not None or self.outcome is not None
 
     @property
     def blocks(self) -> bool:
