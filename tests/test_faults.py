@@ -212,7 +212,7 @@ def test_a_graph_that_loops(new_project: Any) -> None:
     project = new_project(LOOP)
     ((attempt,),) = rollouts(project)
     assert attempt.rollout.status == "budget_exhausted"
-    assert attempt.rollout.cause == "LangGraph's recursion limit was reached (after 1 trained turns)"
+    assert attempt.rollout.cause == "LangGraph's recursion limit was reached (after 1 turn)"
     assert attempt.rollout.reward is not None
     assert attempt.rollout.seconds < 10
 

@@ -194,7 +194,7 @@ def human(task, question):
         (
             "raise PolicyFailure('asked too much')",
             "policy_failure",
-            "PolicyFailure: asked too much at graph.py:{line} (human) (after 1 trained turns)",
+            "PolicyFailure: asked too much at graph.py:{line} (human) (after 1 turn)",
         ),
         ("raise SystemExit(2)", "environment_failure", "WorldError: on_interrupt=human raised SystemExit on task"),
     ],

@@ -153,7 +153,7 @@ def shop(task):
     assert min(rollout.cause for rollout in rollouts) == (
         "WorldError: setup=shop raised PolicyFailure: no such table at "
         f"graph.py:{project.line_of('no such table')} (shop) before task 'task-4'. Nothing was run; the rollout is "
-        "tried again. (after 0 trained turns)"
+        "tried again. (after 0 turns)"
     )
 
 
@@ -208,7 +208,7 @@ def test_a_world_is_left_when_the_graph_raises(new_project: Any, kind: str, defi
     assert (result.rollout.status, events) == ("environment_failure", ["left"])
     place = f" at graph.py:{project.line_of(then)} (broken)"
     noted = "" if "SystemExit" in then else " in node agent"  # LangGraph notes it on an Exception alone
-    assert result.rollout.cause.endswith(f"{place}{noted} (after 0 trained turns)")
+    assert result.rollout.cause.endswith(f"{place}{noted} (after 0 turns)")
 
 
 @pytest.mark.parametrize(("kind", "define"), [("", "def"), ("async", "async def")])

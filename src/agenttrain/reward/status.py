@@ -202,4 +202,4 @@ def _in_words(ending: Ending) -> str:
 
 
 def _after(ending: Ending) -> str:
-    return f" (after {ending.n_trained_turns} trained turns)"
+    return f" (after {ending.n_trained_turns} turn{'' if ending.n_trained_turns == 1 else 's'})"
