@@ -68,6 +68,8 @@ class LedgerEntry:
     """Absolute path of its folder."""
     weights: str
     """`folder_hash.policy_hash` of that folder, when the line was written."""
+    base: str = ""
+    """Absolute path of the folder that the run was trained from; empty: nobody said it."""
     why: str
     """In words."""
     by: str = ""

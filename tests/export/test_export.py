@@ -416,7 +416,7 @@ def test_promoted_names_what_the_ledger_says(run: RunFolder, command: Any) -> No
         find_policy("promotions/desk", runs=Path("runs")).run == find_policy("promoted", runs=Path("runs")).run == run
     )
     change(run.policy, lambda weights: change_one(weights, row=319, by=1e-6))
-    assert "was promoted (line 1 of " in command("export", "promoted").err
+    assert "is not as it was accepted: its hash is " in command("export", "promoted").err
 
 
 def test_an_exported_folder_is_served_by_the_renderer_it_was_trained_with(run: RunFolder, command: Any) -> None:

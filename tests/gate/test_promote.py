@@ -518,7 +518,7 @@ def test_a_base_that_was_gone_back_to_is_the_incumbent(desk: Desk) -> None:
     shutil.copytree(desk.fitted.path.parents[1] / "model", other, dirs_exist_ok=True)
     changed = desk.promote("good", "--check-only")
     assert changed.code == 1
-    assert "The policy of base" in changed.json["error"]["message"]
+    assert "The base was accepted to serve by line 1" in changed.json["error"]["message"]
     assert "is not as it was accepted" in changed.json["error"]["message"]
     desk.ledger.append("rolled_back", weights=policy_hash(other), **line)
     assert desk.promote("good", "--check-only").json["incumbent"]["from"] == "the run's own baseline"
@@ -551,7 +551,8 @@ def test_what_is_not_as_it_was_accepted_does_not_serve_again(desk: Desk) -> None
     assert desk.deeds == [("promoted", "first"), ("promoted", "second")]
     shutil.rmtree(desk.folder / "runs" / "second" / "policy")
     desk.candidate("third")
-    assert desk.promote("third").code == 1
+    done = desk.promote("third")
+    assert (done.code, "agenttrain promote --rollback" in done.json["error"]["message"]) == (1, True)
 
 
 def test_two_that_pass_at_once_do_not_both_win(desk: Desk) -> None:

@@ -63,6 +63,29 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert first.policy == str(tmp_path / "runs" / "run-1" / "policy")
 
 
+def test_a_line_of_before_bases_were_noted_is_read(tmp_path: Path) -> None:
+    """And one that follows on it holds its hash, as ever."""
+    ledger = ledger_of(tmp_path, 1)
+    content = json.loads(ledger.file.read_text())
+    del content["base"], content["hash"]
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    line = json.dumps({**content, "hash": digest}, sort_keys=True, separators=(",", ":"))
+    ledger.file.write_text(f"{line}\n")
+    ledger.head.write_text(f"1 {digest}\n")
+    added(ledger, "promoted", "run-2")
+    first, second = ledger.entries()
+    assert (first.base, first.hash, second.previous) == ("", digest, digest)
+
+
+def test_a_base_inside_of_the_project_moves_with_it(tmp_path: Path) -> None:
+    ledger = Ledger(ledger_folder(tmp_path / "a", "desk"))
+    line = {"graph": "/g.py:graph", "run_id": "r", "weights": "w", "why": ""}
+    ledger.append("promoted", policy=tmp_path / "a" / "p", base=tmp_path / "a" / "base", **line)
+    shutil.move(tmp_path / "a", tmp_path / "b")
+    (entry,) = Ledger(ledger_folder(tmp_path / "b", "desk")).entries()
+    assert entry.base == str(tmp_path / "b" / "base")
+
+
 def test_who_wrote_is_told_where_nobody_says_it(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     entry = ledger.append("promoted", graph="/g.py:graph", run_id="a", policy="/p", weights="w", why="")
@@ -179,6 +202,16 @@ def test_a_line_that_lacks_what_a_line_says_is_told(tmp_path: Path) -> None:
     ledger.file.write_text(json.dumps(line, separators=(",", ":")) + "\n")
     with pytest.raises(PromotionError, match=r"ledger.jsonl:1 is no line of a ledger: it lacks at, by, deed, graph, "):
         ledger.entries()
+
+
+def test_a_last_line_that_ends_and_is_no_json_is_damage(whole: Ledger, damaged: Ledger) -> None:
+    """Only what lacks its newline was not finished; and the way on leaves the regression set where it is."""
+    put(whole.file.read_bytes() + b'{"deed":"prom\n', damaged, whole=whole)
+    with pytest.raises(
+        PromotionError, match=r"ledger\.jsonl:4 is no JSON\. .* move ledger\.jsonl and ledger\.head aside"
+    ):
+        damaged.entries()
+    assert damaged.unfinished() == ""
 
 
 def test_a_line_that_was_not_finished_is_no_line_and_is_kept(tmp_path: Path) -> None:

@@ -133,6 +133,20 @@ def test_without_a_promotion_the_base_serves(desk: Desk) -> None:
         assert [run_of(arms, name) for name in drawn(entry)] == ["desk-1", BASE]
 
 
+def test_the_base_is_gone_back_to_when_the_run_that_served_is_gone(desk: Desk) -> None:
+    """By the agenttrain.toml of its graph, since no run says how it is asked; a server that runs changes over."""
+    desk.do("promoted", "desk-1")
+    (desk.folder / "agenttrain.toml").write_text("[limits]\ntokens = 77\n")
+    with closing(desk.arms()) as arms:
+        shutil.rmtree(desk.folder / "runs")
+        base, graph = desk.folder / "base", f"{desk.folder / 'graph.py'}:graph"
+        line = {"policy": base, "weights": policy_hash(base), "why": "it is gone"}
+        desk.ledger.append("rolled_back", graph=graph, run_id=BASE, **line)
+        assert run_of(arms, "new") == BASE
+        assert arms.incumbent.source.policy == base
+        assert arms.incumbent.source.config.limits.tokens == 77
+
+
 def test_the_base_of_a_project_that_was_moved_serves(
     desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,7 +244,7 @@ def test_a_changed_policy_is_refused(desk: Desk) -> None:
     (desk.folder / "runs" / "desk-2" / "policy" / "pytorch_model.bin").write_text("other")
     with closing(desk.arms()) as arms:
         arm = arms.arm_for(mine)
-        with pytest.raises(PromotionError, match=r"desk-2/policy is not as it was tried: its hash is .* line 2"):
+        with pytest.raises(PromotionError, match=r"desk-2/policy, is not as it was accepted: its hash"):
             arm.calls()
         arms.refuse(arm, PromotionError("so"))
         assert run_of(arms, mine) == "desk-1"
@@ -238,7 +252,7 @@ def test_a_changed_policy_is_refused(desk: Desk) -> None:
         arms.arm_for(other)
         assert [arms.trial.record(name, False) for name in (mine, other)] == [False, False]
     (desk.folder / "runs" / "desk-1" / "policy" / "pytorch_model.bin").write_text("other")
-    with pytest.raises(PromotionError, match=r"desk-1/policy is not as it was promoted: .* agenttrain promote --roll"):
+    with pytest.raises(PromotionError, match=r"desk-1/policy, is not as it was .* agenttrain promote --roll"):
         LedgerArms(desk.ledger.folder)
 
 

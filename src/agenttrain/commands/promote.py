@@ -151,7 +151,7 @@ def _serves_already(candidate: Candidate, ledger: Ledger, *, check_only: bool) -
     """
     from agenttrain.gate.accept import refuse_other_canary
     from agenttrain.gate.verdict import refuse_foreign
-    from agenttrain.gate.way_back import refuse_changed
+    from agenttrain.promotion.accepted_policy import refuse_changed
     from agenttrain.promotion.ledger import serving_now
 
     entries = ledger.entries()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from agenttrain.commands.arguments import RUNS, print_json
-from agenttrain.errors import ConfigError
+from agenttrain.errors import ConfigError, RunError
 from agenttrain.promotion_record import BASE, LedgerEntry
 
 if TYPE_CHECKING:
@@ -35,8 +35,10 @@ def show_status(name: str | None, *, as_json: bool) -> None:
     found = {
         "ledger": str(ledger.file) if ledger is not None else None,
         "graph": entries[0].graph if entries else None,
-        "serving": _entry_dict(serving) if serving is not None else {"run_id": BASE},
-        "canary": _canary_dict(ledger, canary) if ledger is not None and canary is not None else None,
+        "serving": _with_standing(serving) if serving is not None else {"run_id": BASE},
+        "canary": {**_with_standing(canary), **_canary_dict(ledger, canary)}
+        if ledger is not None and canary is not None
+        else None,
         "entries": [_entry_dict(entry) for entry in entries[-LAST:]],
         "note": ledger.unfinished() if ledger is not None else "",
     }
@@ -71,6 +73,8 @@ def roll_back(run: str | None, name: str | None, why: str | None, *, as_json: bo
 def _run_named(run: str | None, name: str | None) -> tuple[str | None, Ledger]:
     """(id of the run that was named or None, the ledger of its graph, or that of the name).
 
+    A run that a ledger here tells of needs no folder any more.
+
     Raises:
         ConfigError: nothing was promoted there.
     """
@@ -81,7 +85,13 @@ def _run_named(run: str | None, name: str | None) -> tuple[str | None, Ledger]:
         if ledger is None:
             raise ConfigError(f"Nothing was promoted under {Path.cwd()}: there is nothing to go back from.")
         return None, ledger
-    folder = find_run(run, RUNS)
+    try:
+        folder = find_run(run, RUNS)
+    except RunError:
+        told = [each for each in _known() if name in (None, each) and _tells_of(run, _of_name(each))]
+        if len(told) != 1:
+            raise
+        return Path(run).name, _of_name(told[0])
     of_graph = Path(str(folder.read_config()[1].get("graph", ""))).parent.name
     return folder.id, _of_name(name or of_graph)
 
@@ -92,9 +102,7 @@ def _ledger(name: str | None) -> Ledger | None:
     Raises:
         ConfigError: no such name, or several and none is named.
     """
-    from agenttrain.promotion.ledger import PROMOTIONS
-
-    known = sorted(path.parent.name for path in PROMOTIONS.glob("*/ledger.jsonl"))
+    known = _known()
     if name is not None:
         return _of_name(name)
     if len(known) > 1:
@@ -108,15 +116,25 @@ def _of_name(name: str) -> Ledger:
     Raises:
         ConfigError: it isn't, with those that are.
     """
-    from agenttrain.promotion.ledger import PROMOTIONS, Ledger, ledger_folder
+    from agenttrain.promotion.ledger import Ledger, ledger_folder
 
     ledger = Ledger(ledger_folder(Path(), name))
     if not ledger.file.is_file():
-        known = sorted(path.parent.name for path in PROMOTIONS.glob("*/ledger.jsonl"))
         raise ConfigError(
-            f"{ledger.file} isn't there: nothing was promoted. Ledgers here: {', '.join(known) or 'none'}."
+            f"{ledger.file} isn't there: nothing was promoted. Ledgers here: {', '.join(_known()) or 'none'}."
         )
     return ledger
+
+
+def _known() -> list[str]:
+    """Names of the ledgers in the current directory."""
+    from agenttrain.promotion.ledger import PROMOTIONS
+
+    return sorted(path.parent.name for path in PROMOTIONS.glob("*/ledger.jsonl"))
+
+
+def _tells_of(run: str, ledger: Ledger) -> bool:
+    return any(entry.run_id == Path(run).name for entry in ledger.entries())
 
 
 def _entry_dict(entry: LedgerEntry) -> dict[str, Any]:
@@ -134,6 +152,14 @@ def _entry_dict(entry: LedgerEntry) -> dict[str, Any]:
         "incumbent": entry.incumbent,
         "share": entry.share,
     }
+
+
+def _with_standing(entry: LedgerEntry) -> dict[str, Any]:
+    """The line of what serves or is tried, and what became of its policy's folder."""
+    from agenttrain.promotion.accepted_policy import standing
+
+    found = standing(entry)
+    return {**_entry_dict(entry), "state": found.state, "fault": found.fault}
 
 
 def _canary_dict(ledger: Ledger, canary: LedgerEntry) -> dict[str, Any]:
@@ -160,7 +186,7 @@ def _status_text(found: dict[str, Any]) -> str:
     lines = [f"{found['ledger']}, of {found['graph']}", ""]
     if "since" in serving:
         said = f"serves since {serving['since']}: {serving['why']} ({serving['by']})"
-        lines.append(f"{_name(serving['run_id'])} {said}")
+        lines += [f"{_name(serving['run_id'])} {said}", *_told(serving)]
     else:
         lines.append("The base serves: nothing was promoted yet.")
     if canary is not None:
@@ -168,7 +194,13 @@ def _status_text(found: dict[str, Any]) -> str:
             f"{canary['run_id']} is tried by {100 * canary['share']:g} % of the conversations since {canary['since']}: "
             f"{_arm(canary['of_canary'])}; the incumbent meanwhile: {_arm(canary['of_incumbent'])}"
         )
+        lines += _told(canary)
     return "\n".join([*lines, "", *map(_line, found["entries"]), *([found["note"]] if found["note"] else [])])
+
+
+def _told(entry: dict[str, Any]) -> list[str]:
+    """The fault of an entry's policy, marked with the state of its folder."""
+    return [f"{entry['state'].upper()}: {entry['fault']}"] if entry["fault"] else []
 
 
 def _arm(arm: dict[str, int]) -> str:

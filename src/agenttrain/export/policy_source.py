@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from agenttrain.errors import PromotionError, RunError
-from agenttrain.folder_hash import file_hashes, hash_of_files, policy_hash
+from agenttrain.folder_hash import file_hashes, hash_of_files
+from agenttrain.promotion.accepted_policy import refuse_changed
 from agenttrain.promotion.ledger import PROMOTIONS, Ledger, serving_now
 from agenttrain.promotion_record import BASE, LedgerEntry
 from agenttrain.run_folder import RunFolder, find_run
@@ -114,14 +115,17 @@ def _of_run(run: RunFolder) -> PolicySource:
 
 def _ledger(name: str, promotions: Path) -> Ledger:
     """Of that name; of none, the only one."""
-    ledgers = {folder.name: Ledger(folder) for folder in sorted(promotions.glob("*/"))}
+    ledgers = {file.parent.name: Ledger(file.parent) for file in sorted(promotions.glob("*/ledger.jsonl"))}
     if name in ledgers:
         return ledgers[name]
     if not name and len(ledgers) == 1:
         return next(iter(ledgers.values()))
-    known = f"Ledgers there: {', '.join(ledgers)}." if ledgers else "There are none there."
-    seen = f"No ledger is named {name!r}" if name else "There is not one ledger"
-    raise PromotionError(f"{seen} in {promotions.absolute()}. {known} Say which: promoted:NAME.")
+    if not ledgers:
+        raise PromotionError(
+            f"Nothing was promoted here: {promotions.absolute()} holds no ledger. agenttrain promote RUN begins one."
+        )
+    seen = f"No ledger is named {name!r}" if name else "There are several ledgers"
+    raise PromotionError(f"{seen} in {promotions.absolute()}: {', '.join(ledgers)}. Say which: promoted:NAME.")
 
 
 def _promoted(ledger: Ledger) -> str:
@@ -129,9 +133,5 @@ def _promoted(ledger: Ledger) -> str:
     entry = serving_now(ledger.entries())
     if entry is None or entry.run_id == BASE:
         raise PromotionError(f"By {ledger.file} the base serves. Promote a run first, or name one.")
-    if (seen := policy_hash(Path(entry.policy))) != entry.weights:
-        raise PromotionError(
-            f"{entry.policy} has hash {seen[:16]}, and {entry.weights[:16]} was promoted (line {entry.number} of "
-            f"{ledger.file}). Put it back as it was, or promote another run."
-        )
+    refuse_changed(entry)
     return entry.policy

@@ -20,8 +20,9 @@ from agenttrain.folder_hash import policy_hash
 from agenttrain.gate.candidate import DECLARED_TODAY, Candidate
 from agenttrain.gate.replay import Replay, replayed
 from agenttrain.gate.verdict import GateWatcher, Verdict, passes_of
-from agenttrain.gate.way_back import canary_ended, refuse_changed, rolled_back
+from agenttrain.gate.way_back import canary_ended, rolled_back
 from agenttrain.promotion import rules
+from agenttrain.promotion.accepted_policy import refuse_changed
 from agenttrain.promotion.cases import RegressionSet
 from agenttrain.promotion.ledger import Ledger, canary_now, serving_now
 from agenttrain.promotion_record import LedgerEntry
@@ -62,6 +63,7 @@ def accepted(candidate: Candidate, verdict: Verdict, ledger: Ledger, *, why: str
         run_id=candidate.run.id,
         policy=candidate.run.policy,
         weights=weights,
+        base=candidate.job.model or "",
         why=why,
         incumbent=verdict.promotion.incumbent,
         share=share,

@@ -18,8 +18,8 @@ from agenttrain.export.exporting import export_check
 from agenttrain.folder_hash import policy_hash
 from agenttrain.gate.candidate import Candidate
 from agenttrain.gate.replay import Replay, job_at, replayed
-from agenttrain.gate.way_back import refuse_changed
 from agenttrain.promotion import rules
+from agenttrain.promotion.accepted_policy import refuse_changed
 from agenttrain.promotion.cases import RegressionSet
 from agenttrain.promotion.comparison import Compared, compared, lost_places, mean_bound, ratio_bound
 from agenttrain.promotion.ledger import Ledger, serving_now

@@ -1,6 +1,7 @@
-"""The ledger's way back: what was accepted before serves again, a canary ends; and what serves is what was accepted.
+"""The ledger's way back: what was accepted before serves again, a canary ends.
 
-A policy serves again only when its folder is byte by byte what the ledger recorded.
+A policy serves again only when its folder is byte by byte what the ledger recorded. The run that serves need not be
+there any more.
 """
 
 from __future__ import annotations
@@ -13,31 +14,10 @@ from agenttrain.errors import AgenttrainError, PromotionError
 from agenttrain.export.policy_source import ledger_lines
 from agenttrain.folder_hash import policy_hash
 from agenttrain.prepare import model_folder, model_hash
+from agenttrain.promotion.accepted_policy import refuse_changed
 from agenttrain.promotion.ledger import Ledger, before_now, canary_now, serving_now
 from agenttrain.promotion_record import BASE, LedgerEntry
 from agenttrain.run_folder import RunFolder, moved_tables
-
-
-def refuse_changed(entry: LedgerEntry) -> None:
-    """Refuse a policy that is not what was accepted.
-
-    Raises:
-        PromotionError: its folder is gone, or holds other bytes.
-    """
-    folder = Path(entry.policy)
-    try:
-        found = policy_hash(folder) if folder.is_dir() else None
-    except OSError as error:
-        raise PromotionError(f"{folder} can't be read: {error.strerror or error}. Make it readable again.") from error
-    if found == entry.weights:
-        return
-    what = (
-        "isn't there any more" if found is None else f"is not as it was accepted ({found[:12]}, {entry.weights[:12]})"
-    )
-    raise PromotionError(
-        f"The policy of {entry.run_id}, {folder}, {what}. Put it back from a copy: the ledger's line {entry.number} "
-        "holds its hash, and nothing else may serve by it."
-    )
 
 
 def refuse_to_replace(run: RunFolder) -> None:
@@ -82,7 +62,11 @@ def rolled_back(ledger: Ledger, *, why: str) -> list[LedgerEntry]:
             return [canary_ended(ledger, entries, why=why)]
         raise PromotionError(f"The base serves by {ledger.folder}: there is nothing to go back from.")
     before = before_now(entries)
-    policy, weights = _accepted(before) if before is not None else _base(now)
+    if before is not None:
+        refuse_changed(before, otherwise=", or promote another run")
+        policy, weights = before.policy, before.weights
+    else:
+        policy, weights = _base(now, entries)
     written = [canary_ended(ledger, entries, why=why)] if canary is not None else []
     line = ledger.append(
         "rolled_back",
@@ -90,6 +74,7 @@ def rolled_back(ledger: Ledger, *, why: str) -> list[LedgerEntry]:
         run_id=before.run_id if before is not None else BASE,
         policy=policy,
         weights=weights,
+        base=before.base if before is not None else policy,
         why=why,
         incumbent=now.run_id,
         hashes=before.hashes if before is not None else {},
@@ -99,31 +84,54 @@ def rolled_back(ledger: Ledger, *, why: str) -> list[LedgerEntry]:
     return [*written, line]
 
 
-def _accepted(entry: LedgerEntry) -> tuple[str, str]:
-    refuse_changed(entry)
-    return entry.policy, entry.weights
-
-
-def _base(now: LedgerEntry) -> tuple[str, str]:
-    """(folder, hash) of the base that what serves was trained from; of a graph that was moved, beside it there.
+def _base(now: LedgerEntry, entries: Sequence[LedgerEntry]) -> tuple[str, str]:
+    """(folder, hash) of the base that what serves was trained from: where the ledger has it, else where its run does.
 
     Raises:
         PromotionError: it can't be found, or is another by now.
+    """
+    made_from = now.hashes.get("model")
+    told = _bases_told(now, entries) if made_from is not None else []
+    folder = next((each for each in told if _model_hash(each) == made_from), None)
+    if folder is None:
+        folder = _base_of_run(now)
+        if (found := model_hash(folder)) != made_from:
+            raise PromotionError(
+                f"The base of {now.run_id}, {folder}, is not as it was when that was promoted ({found}, {made_from}). "
+                "Put it back from a copy, or promote another run."
+            )
+    return str(folder), policy_hash(folder)
+
+
+def _bases_told(now: LedgerEntry, entries: Sequence[LedgerEntry]) -> list[Path]:
+    """Where the ledger says that a base was, the likeliest first."""
+    told = [now.base, *(each.policy if each.run_id == BASE else each.base for each in reversed(entries))]
+    return [Path(folder) for folder in dict.fromkeys(told) if folder]
+
+
+def _model_hash(folder: Path) -> str | None:
+    try:
+        return model_hash(folder)
+    except OSError:
+        return None
+
+
+def _base_of_run(now: LedgerEntry) -> Path:
+    """By the run's config.toml; of a graph that was moved, beside it there.
+
+    Raises:
+        PromotionError: it can't be found.
     """
     run = RunFolder(Path(now.policy).parent)
     try:
         tables, made_by = run.read_config()
         moved = moved_tables(tables, Path(made_by["graph"]).parent, Path(now.graph.rpartition(":")[0]).parent)
         folder = model_folder(resolve((str(run.path), {"model": moved["model"]})))
-        found = model_hash(folder)
+        model_hash(folder)
     except (AgenttrainError, OSError, KeyError) as error:
+        told = f"{now.base}, where the ledger has it, holds it no more; " if now.base else ""
         raise PromotionError(
-            f"The base of {now.run_id} can't be found, and nothing else was accepted before it: {error} Put it back, "
-            "or promote another run."
+            f"The base of {now.run_id} can't be found, and nothing else was accepted before it: {told}{error} Put it "
+            "back, or promote another run."
         ) from error
-    if found != now.hashes.get("model"):
-        raise PromotionError(
-            f"The base of {now.run_id}, {folder}, is not as it was when that was promoted ({found}, "
-            f"{now.hashes.get('model')}). Put it back from a copy, or promote another run."
-        )
-    return str(folder), policy_hash(folder)
+    return folder

@@ -26,6 +26,9 @@ from agenttrain.promotion_record import BASE, Deed, LedgerEntry, RuleResult
 LEDGER_VERSION = 1
 """Written into every line; a reader refuses a higher one."""
 _FIELDS = {each.name for each in fields(LedgerEntry)} - {"hash"}
+_PATHS = ("graph", "policy", "base")
+_MAY_LACK = {"base"}
+"""Of lines that an older agenttrain wrote."""
 PROMOTIONS = Path("promotions")
 """Beside runs/, in the current directory."""
 
@@ -132,6 +135,7 @@ class Ledger:
         policy: Path | str,
         weights: str,
         why: str,
+        base: Path | str = "",
         by: str | None = None,
         incumbent: str = BASE,
         share: float | None = None,
@@ -161,6 +165,7 @@ class Ledger:
                 run_id=run_id,
                 policy=str(Path(policy).absolute()) if policy else "",
                 weights=weights,
+                base=str(Path(base).absolute()) if base else "",
                 why=why,
                 by=user_and_machine() if by is None else by,
                 incumbent=incumbent,
@@ -185,6 +190,7 @@ class Ledger:
             run_id=canary.run_id,
             policy=canary.policy,
             weights=canary.weights,
+            base=canary.base,
             why=why,
             incumbent=canary.incumbent,
             share=canary.share,
@@ -222,7 +228,7 @@ class Ledger:
         """A line's object without its hash."""
         content = {"version": LEDGER_VERSION, **asdict(entry)}
         del content["hash"]
-        return content | {"graph": self._relative(entry.graph), "policy": self._relative(entry.policy)}
+        return content | {name: self._relative(content[name]) for name in _PATHS}
 
     def _lines(self) -> tuple[list[bytes], bytes]:
         """(lines that end in a newline, what stands after the last newline)."""
@@ -237,7 +243,7 @@ class Ledger:
             digest = content.pop("hash", None)
             if line != _canonical({**content, "hash": digest}) or digest != _hash(content):
                 raise self._damaged(number, "was changed after it was written: its hash is that of another content")
-            if missing := sorted(_FIELDS - content.keys()):
+            if missing := sorted(_FIELDS - _MAY_LACK - content.keys()):
                 raise self._damaged(number, f"is no line of a ledger: it lacks {', '.join(missing)}")
             if content["number"] != number or content["previous"] != previous:
                 raise self._damaged(
@@ -267,10 +273,9 @@ class Ledger:
         return dict(content)
 
     def _entry(self, content: Mapping[str, Any], digest: str) -> LedgerEntry:
-        given = {name: content[name] for name in _FIELDS}
+        given = {name: content[name] for name in _FIELDS if name in content}
         given["results"] = tuple(RuleResult(**result) for result in content["results"])
-        given["graph"] = self._absolute(content["graph"])
-        given["policy"] = self._absolute(content["policy"])
+        given |= {name: self._absolute(content[name]) for name in _PATHS if name in content}
         return LedgerEntry(**given, hash=digest)
 
     def _check_head(self, head: bytes | None, entries: Sequence[LedgerEntry]) -> None:
@@ -333,7 +338,8 @@ class Ledger:
         sound = f"Lines 1 to {number - 1} are sound. " if number > 1 else ""
         return PromotionError(
             f"{self.file}:{number} {what}. {sound}Put the file back as it was, from version control or a copy; if "
-            f"there is none, move {self.folder} aside and promote again, which begins a new ledger."
+            f"there is none, move {self.file.name} and {self.head.name} aside and promote again, which begins a new "
+            f"ledger. Leave the rest of {self.folder} where it is: the regression set, cases.jsonl, is in it."
         )
 
     def _head_damaged(self, what: str, entries: Sequence[LedgerEntry]) -> PromotionError:

@@ -16,11 +16,12 @@ from typing import Final
 from agenttrain import telemetry
 from agenttrain.capture.render import open_renderer
 from agenttrain.capture.served import ServedCalls
-from agenttrain.config import Config, environment, resolve
+from agenttrain.config import Config, environment, find_file, read_file, resolve
 from agenttrain.errors import ModelError, PromotionError, RunError
 from agenttrain.folder_hash import policy_hash
 from agenttrain.graph.self_test import self_test
 from agenttrain.plugins import Plugins
+from agenttrain.promotion.accepted_policy import refuse_changed
 from agenttrain.promotion.fixed_set import NAME as FIXED_SET
 from agenttrain.promotion.fixed_set import read_fixed_set
 from agenttrain.promotion_record import BASE, LedgerEntry
@@ -81,26 +82,34 @@ def _as_exported(source: ServedSource) -> ServedSource:
 
 
 def source_of_entry(entry: LedgerEntry, entries: tuple[LedgerEntry, ...]) -> ServedSource:
-    """Of the policy that a line of a ledger is about; the settings of the base are those of the run it was left for.
+    """Of the policy that a line of a ledger is about.
+
+    The settings of the base are those of the last run that is still there; where none is, those of agenttrain.toml.
 
     Raises:
-        RunError: its run is gone.
+        PromotionError: its run is gone.
     """
-    named = entry if entry.run_id != BASE else _last_run(entries)
-    return _of_folder(_run_of(named), Path(entry.policy), entry.run_id, Plugins.load(only=environment(_PLUGINS)))
+    plugins = Plugins.load(only=environment(_PLUGINS))
+    if entry.run_id == BASE:
+        run = next(filter(None, map(_run_of, reversed(entries))), None)
+        if run is None:
+            return _of_graph(entry, entries, plugins)
+    else:
+        run = _there(entry)
+    return _of_folder(run, Path(entry.policy), entry.run_id, plugins)
 
 
 def source_of_base(entries: tuple[LedgerEntry, ...]) -> ServedSource:
     """Of the model that the runs of a ledger begin with; of a graph that was moved, beside it there.
 
     Raises:
-        RunError: the run that names it is gone.
+        PromotionError: the run that names it is gone.
         ModelError: it is not there.
     """
     from agenttrain.prepare import model_folder
 
     last, plugins = _last_run(entries), Plugins.load(only=environment(_PLUGINS))
-    run, graph = _run_of(last), Path(last.graph.rpartition(":")[0])
+    run, graph = _there(last), Path(last.graph.rpartition(":")[0])
     source = _of_folder(run, run.policy, BASE, plugins, moved_to=graph)
     return replace(source, policy=model_folder(source.config).resolve())
 
@@ -112,9 +121,42 @@ def _last_run(entries: tuple[LedgerEntry, ...]) -> LedgerEntry:
     return next(entry for entry in reversed(entries) if entry.run_id != BASE)
 
 
-def _run_of(entry: LedgerEntry) -> RunFolder:
-    beside = Path(entry.policy).parent
-    return RunFolder(beside.resolve()) if (beside / "config.toml").is_file() else find_run(entry.run_id, RUNS)
+def _run_of(entry: LedgerEntry) -> RunFolder | None:
+    """The folder of a line's run. None: it is gone, or the line is of the base."""
+    folders = (Path(entry.policy).parent, RUNS / entry.run_id) if entry.run_id != BASE else ()
+    return next((RunFolder(each.resolve()) for each in folders if (each / "config.toml").is_file()), None)
+
+
+def _there(entry: LedgerEntry) -> RunFolder:
+    """The same, where it must be there.
+
+    Raises:
+        PromotionError: it is gone.
+    """
+    run = _run_of(entry)
+    if run is None:
+        refuse_changed(entry)
+        raise PromotionError(
+            f"{entry.run_id} was accepted to serve by line {entry.number} of the ledger, and its policy is there, but "
+            f"no {Path(entry.policy).parent / 'config.toml'} says how it was trained. Put it back from a copy."
+        )
+    return run
+
+
+def _of_graph(entry: LedgerEntry, entries: tuple[LedgerEntry, ...], plugins: Plugins) -> ServedSource:
+    """Of the base where no run is there any more: by the agenttrain.toml of its graph, and its renderer as recorded."""
+    graph, _, attribute = entry.graph.rpartition(":")
+    file = find_file(Path(graph).parent)
+    layers = [(str(file), read_file(file))] if file is not None else []
+    return ServedSource(
+        policy=Path(entry.policy).resolve(),
+        run_id=BASE,
+        config=resolve(*layers, plugin_tables=plugins.table_names),
+        plugins=plugins,
+        graph_file=Path(graph),
+        attribute=attribute,
+        renderer=_last_run(entries).hashes.get("renderer"),
+    )
 
 
 def _of_folder(
@@ -143,19 +185,7 @@ def check_weights(policy: Path, entry: LedgerEntry) -> None:
     Raises:
         PromotionError: the folder is gone, can't be read, or holds other bytes.
     """
-    try:
-        found = _hash(policy)
-    except OSError as error:
-        raise PromotionError(
-            f"{policy}, which serves by line {entry.number} of its ledger, can't be read: {error.strerror or error}. "
-            "Put it back, or go back to what served before: agenttrain promote --rollback."
-        ) from error
-    if found != entry.weights:
-        raise PromotionError(
-            f"{policy} is not as it was {'tried' if entry.deed == 'canary' else 'promoted'}: its hash is "
-            f"{found[:12]}, and line {entry.number} of its ledger recorded {entry.weights[:12]}. Put the files back, "
-            "promote the run anew, or go back to what served before: agenttrain promote --rollback."
-        )
+    refuse_changed(replace(entry, policy=str(policy)), hash_of=_hash)
 
 
 _hashes: dict[Path, tuple[object, str]] = {}
@@ -163,8 +193,6 @@ _hashes: dict[Path, tuple[object, str]] = {}
 
 def _hash(policy: Path) -> str:
     stamp = tuple((str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in sorted(policy.rglob("*")) if f.is_file())
-    if not stamp:
-        raise FileNotFoundError(2, "No such file or directory")
     known, digest = _hashes.get(policy, (None, ""))
     if known != stamp:
         digest = policy_hash(policy)
