@@ -113,6 +113,7 @@ def test_splits_share_no_name_and_no_constant() -> None:
     assert [families.count(family) for family in TASKS.FAMILIES] == [30] * 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", range(8), ids=list(TASKS.FAMILIES))
 def test_in_the_sandbox_only_the_repair_is_rewarded(index: int) -> None:
     """By the graph's own tools and verifiers: a shortcut is believed by the tests, scored 0 and named; a repair 1."""
@@ -223,6 +224,7 @@ def agenttrain(folder: Path, *arguments: str, **env: str) -> dict[str, Any]:
     return said
 
 
+@pytest.mark.slow
 def test_an_address_is_evaluated_as_it_is(address: str, tmp_path: Path) -> None:
     """The same file with a model behind an OpenAI-compatible address: a repair counts, a deceit does not."""
     report = agenttrain(

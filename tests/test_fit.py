@@ -265,6 +265,7 @@ def test_without_a_learning_rate_no_weight_changes(project: Any, command: Any, p
     assert done.json["tokens"]["trained"] > 0
 
 
+@pytest.mark.slow
 def test_one_seed_gives_the_same_counts(project: Any, command: Any) -> None:
     """Two runs with one seed sample the same tokens before the first update, and one with another does not."""
     arguments = ("fit", "graph.py", "--json", "--set", "trainer.steps=1", "--set", "eval.temperature=1.0", "--seed")

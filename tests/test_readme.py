@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from pathlib import Path
@@ -42,6 +43,12 @@ def commands_of_readme() -> list[str]:
     """`agenttrain …` in code: lines of blocks, and inline; those of an integration are held by its own tests."""
     lines = re.findall(r"^\$ (agenttrain .+)$", README, re.MULTILINE) + re.findall(r"`(agenttrain [^`]+)`", README)
     return [line for line in lines if line.split()[1] not in INTEGRATIONS]
+
+
+@functools.cache
+def the_commands() -> dict[str, Any]:
+    """By name."""
+    return dict(get_command(app).commands)  # type: ignore[attr-defined]
 
 
 def test_first_block_is_a_graph_that_can_be_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,9 +133,8 @@ def test_every_python_block_is_tested_here() -> None:
 @pytest.mark.parametrize("line", commands_of_readme())
 def test_commands_and_options_exist(line: str) -> None:
     """Each command that the README writes exists, with each option that stands behind it."""
-    root = get_command(app)
     words = line.split()
-    command = root.commands[words[1]]  # type: ignore[attr-defined]
+    command = the_commands()[words[1]]
     known = {option for parameter in command.params for option in parameter.opts}
     assert {word for word in words if word.startswith("--")} <= known
 

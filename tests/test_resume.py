@@ -216,6 +216,7 @@ def flip(file: Path) -> None:
     file.write_bytes(content)
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_left_for_the_one_before_it(fitted: Any, command: Any) -> None:
     """Said when it goes on and in the report; what came after the older one is made again, and stands once."""
     run = fitted.run
@@ -235,6 +236,7 @@ def test_a_damaged_checkpoint_is_left_for_the_one_before_it(fitted: Any, command
     assert third == [0, 0, 0, 0]  # sampled from the weights of step 2, which are whole
 
 
+@pytest.mark.slow
 def test_without_a_whole_checkpoint_the_run_does_not_begin_again_in_silence(fitted: Any, command: Any) -> None:
     """Every one is named with its fault, and nothing is touched."""
     run = fitted.run

@@ -185,6 +185,7 @@ def test_what_goes_wrong_on_leaving_is_told_and_the_result_stays(new_project: An
     assert (result.rollout.reward.score, len(result.samples), events[-1]) == (0.5, 1, "left")  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_worlds_that_are_not_left_raise_an_alarm(new_project: Any, command: Any) -> None:
     """A note, in evaluations and in steps: containers or connections may pile up."""
     setup = LEAVES.format(kind="", define="def", then="raise OSError('still in use')")
@@ -256,6 +257,7 @@ def shop(task):
     assert (events[0], [turn.role for turn in result.turns]) == ("a shop", ["trained"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("yielded", "told"),
     [

@@ -161,6 +161,7 @@ def test_what_is_wrong_is_told_before_anything_starts(desk: Any, command: Any) -
     assert payments(project) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tools", "codes"),
     [
@@ -187,6 +188,7 @@ def test_a_check_tells_what_may_run_and_what_ran(tools: str, codes: list[str], d
     assert sum('tools={"look_up": …, "refund": …}' in each for each in done.json["notes"]) == (tools == "{}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tools", "n"), [('{"look_up": "read_only"}', 1), ("{}", 0), (PLAYED, 0)])
 def test_tools_of_which_nothing_is_declared_are_noted(tools: str, n: int, desk: Any, command: Any) -> None:
     """Where something is declared of others: that they run themselves should surprise nobody."""

@@ -413,6 +413,7 @@ USES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("limit", "limits", "body", "ends"), USES)
 def test_what_is_used_up_is_the_sandboxes_own(
     siege: Siege, limit: str, limits: dict[str, float], body: str, ends: tuple[str, ...]
@@ -600,6 +601,7 @@ def test_reading_what_is_no_file_neither_hangs_nor_fills(siege: Siege) -> None:
         assert found["closed/file"].data == b"x"
 
 
+@pytest.mark.slow
 @pytest.mark.attack(
     kind=RESOURCES,
     name="texts that no tool can pass on",

@@ -376,6 +376,7 @@ def rated(n): return n * RATE
 """
 
 
+@pytest.mark.slow
 def test_apart_a_test_uses_the_agents_code_as_always(judged):
     """All that the docstring says is forwarded, is; what it says is not, says so."""
     answer = judged(hidden_tests(files={"test_shop.py": APART}), {"shop.py": SHOP})

@@ -29,13 +29,14 @@ class RecordedTurn:
 
 
 def recorded_turns(run: RunFolder, n_turns: int) -> tuple[RecordedTurn, ...]:
-    """At most n_turns turns of a fit's held-out evaluation after training.
+    """At most n_turns turns of a fit's held-out evaluation after training, the same ones each time.
 
     Raises:
         RunError: it has none, or a file of the store is damaged.
     """
     view = read_store(run.rollouts)
-    rollouts = last_attempts(rollout for rollout in view.rollouts() if rollout.phase == "held_out")
+    counted = last_attempts(rollout for rollout in view.rollouts() if rollout.phase == "held_out")
+    rollouts = sorted(counted, key=lambda rollout: (rollout.task_id, rollout.sibling))
     taken: list[RecordedTurn] = []
     by_rollout = [
         (rollout, turns)
