@@ -264,6 +264,28 @@ def test_later_failures_are_the_environments(desk: Any, command: Any) -> None:
     assert {rollout.n_sampled_ids for rollout in failed} == {0}
 
 
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [(None, "OpenAIConnectionError: Connection error"), (401, "OpenAIAuthenticationError: Error code: 401")],
+)
+def test_own_models_that_cannot_be_reached_end_it_early(answer: Any, said: str, desk: Any, command: Any) -> None:
+    """After three rollouts, with the variables that say where they are; nothing is told as a success."""
+    retries = MODEL.replace("max_tokens=60", "max_tokens=60, max_retries=0")
+    with serve(lambda body: answer) as server:
+        address = "http://127.0.0.1:9/v1" if answer is None else server.address
+        project = desk(address, SYNC.replace("def agent", f"{retries}\ndef agent"))
+        done = command("eval", "graph.py", "--run", "as-is")
+    assert done.code == 1
+    assert (
+        "TrainerError: None of the 3 first evaluation rollouts has a reward, so the evaluation was ended. " in done.err
+    )
+    assert f"The commonest cause (3 of them): {said}" in done.err, done.err
+    assert "(after 1 turn). See that the model's server runs, and that its address and key are in the env" in done.err
+    assert "OPENAI_BASE_URL and OPENAI_API_KEY where ChatOpenAI asks" in done.err
+    assert "\nevaluation: success" not in done.err
+    assert {rollout.status for rollout in project.store.rollouts()} <= {"environment_failure", "aborted"}
+
+
 @pytest.mark.slow
 def test_an_address_is_tried_before_anything_starts(desk: Any, command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody there, a key that it refuses, several models, a call that it refuses: each says what to do."""
@@ -309,6 +331,19 @@ def test_a_providers_model_by_its_name(
     assert "ConfigError: --run nobody:model-1 can't answer in the policy's place: ValueError" in done.err
 
 
+def test_an_address_without_its_version_is_told_the_whole_one(clerks: ChatServer, desk: Any, command: Any) -> None:
+    """Also where a model is named, so that nothing is listed."""
+    desk("http://127.0.0.1:9/v1")
+    short = clerks.address.removesuffix("/v1")
+    done = command("eval", "graph.py", "--run", short)
+    assert done.code == 2
+    assert f"--run {short}: it refuses to list its models (404). Did you mean {clerks.address}?\n" in done.err
+    done = command("eval", "graph.py", "--run", f"{short}/", "--chat-model", "small-1")
+    assert done.code == 2
+    assert f" Did you mean {clerks.address}?\n" in done.err
+    assert clerks.requests == []
+
+
 def test_a_name_of_nobody_lists_what_is_accepted(desk: Any, command: Any) -> None:
     desk("http://127.0.0.1:9/v1")
     done = command("eval", "graph.py", "--run", "trained")
@@ -319,12 +354,18 @@ def test_a_name_of_nobody_lists_what_is_accepted(desk: Any, command: Any) -> Non
     ) in done.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (("base", "--chat-model", "a"), "--chat-model names a model at an address, and --run is 'base'."),
         (("http://127.0.0.1:9/v1", "--model", "m"), "--model and --run http://127.0.0.1:9/v1 both name weights."),
         (("http://127.0.0.1:9/v1", "--engine", "local"), "--engine local answers for a policy, and --run http"),
+        (
+            ("127.0.0.1:9/v1",),
+            "--run 127.0.0.1:9/v1 is an address without its scheme. Did you mean http://127.0.0.1:9/v1?",
+        ),
+        (("localhost:9",), "--run localhost:9 is an address without its scheme. Did you mean http://localhost:9?"),
         (("openai:gpt-4o", "--engine", "local"), "--engine local answers for a policy, and --run openai:gpt-4o is"),
     ],
 )

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 import time
@@ -29,6 +30,11 @@ from agenttrain.records import Phase, RolloutRequest, RolloutResult, Task
 from agenttrain.report import RunFacts, eval_report, eval_text
 from agenttrain.rollout import Runner, open_runner
 from agenttrain.run_folder import RunFolder
+
+UNREACHED = re.compile(r"\w*(Connect(ion)?Error|APITimeoutError|AuthenticationError|PermissionDeniedError): ")
+"""Begins the cause of a rollout whose model nobody answered for, or whose key was refused, by its client's class."""
+N_UNREACHED = 3
+"""Rollouts, the attempts of one place included, that show by themselves that the user's own models can't be reached."""
 
 
 class Watcher(Protocol):
@@ -61,7 +67,7 @@ def evaluate(job: Job, run: RunFolder, *, watcher: Watcher) -> dict[str, Any]:
         requests = evaluation_requests(job.held_out, "eval", config.eval.repeats, config.eval.temperature, config.seed)
         watcher.began("eval", len(requests))
         with telemetry.phase_span("eval"):
-            results = rolled_out(pool, engine, requests, watcher.rollout_done)
+            results = rolled_out(pool, engine, requests, _noticing(job, watcher.rollout_done))
         store.flush()
         temperature = config.eval.temperature
         rollouts, verifiers = [result.rollout for result in results], declared_verifiers(job)
@@ -163,8 +169,34 @@ def refuse_without_reward(results: Sequence[RolloutResult], what: str, so: str) 
         cause, n = causes.most_common(1)[0]
         raise TrainerError(
             f"None of the {len(results)} {what} rollouts has a reward, so {so}. "
-            f"The commonest cause ({n} of them): {cause.rstrip('.')}. Mend it, then start again."
+            f"The commonest cause ({n} of them): {cause.rstrip('.')}. {_next_step(cause)}"
         )
+
+
+def _noticing(job: Job, on_done: OnDone) -> OnDone:
+    """The same; where the user's own models answer, it ends the run when the first rollouts reach none of them."""
+    if _kind(job) != "own models":
+        return on_done
+    done: list[RolloutResult] = []
+
+    def noticing(result: RolloutResult) -> None:
+        on_done(result)
+        if len(done) < N_UNREACHED:
+            done.append(result)
+            if len(done) == N_UNREACHED and all(UNREACHED.match(each.rollout.cause) for each in done):
+                refuse_without_reward(done, "first evaluation", "the evaluation was ended")
+
+    return noticing
+
+
+def _next_step(cause: str) -> str:
+    """What to do about why rollouts have no reward."""
+    if UNREACHED.match(cause):
+        return (
+            "See that the model's server runs, and that its address and key are in the environment "
+            "(OPENAI_BASE_URL and OPENAI_API_KEY where ChatOpenAI asks). Then start again."
+        )
+    return "Mend what this says, then start again."
 
 
 def refuse_unmatched(runner: Runner) -> None:

@@ -145,6 +145,8 @@ def test_an_evaluation_without_any_result_is_no_success_of_0(new_project: Any, c
     assert done.json["error"]["type"] == "TrainerError"
     assert done.json["error"]["message"].startswith(said)
     assert f"\nTrainerError: {said}" in done.err
+    assert "\nevaluation: nothing measured on 3 tasks, 3 environment failures\n" in done.err
+    assert "(after 0 turns). Mend what this says, then start again." in done.err
     assert {rollout.status for rollout in project.store.rollouts()} == {"environment_failure"}
     assert not (project.run.path / "report.json").exists()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 PROVIDER_MODEL = re.compile(r"[a-z][a-z0-9_]+:[^/\s].*")
 """As LangChain's init_chat_model takes it."""
+NO_SCHEME = re.compile(r"[\w.-]+:\d+(/\S*)?|[\w.-]+\.[\w.-]+/v\d+/?")
+"""An address that begins with its host."""
 ACCEPTED = (
     "base, as-is, a run's id or path, a policy's folder, an address (http://…/v1) or provider:model "
     "(openai:gpt-4o-mini)"
@@ -76,9 +79,8 @@ def eval_command(
     exporter, progress = wanted_exporter(), Progress(job)
     folder = new_run(RUNS, f"eval-{job.name}")
     progress.starts_evaluation(folder)
-    with exporting(exporter, folder.id), work():
+    with exporting(exporter, folder.id), work(), closing(progress):
         report = evaluate(job, folder, watcher=progress)
-    progress.close()
     _tell(report, folder, as_json=json)
 
 
@@ -143,6 +145,8 @@ def _of_name(run: str, engine: str | None) -> _Chosen:
     except RunError as error:
         if (Path(run) / "config.json").is_file():
             return _Chosen(policy=str(Path(run).resolve()))
+        if NO_SCHEME.fullmatch(run):
+            raise ConfigError(f"--run {run} is an address without its scheme. Did you mean http://{run}?") from None
         if PROVIDER_MODEL.fullmatch(run):
             return _Chosen(in_place=_named(run, engine))
         raise RunError(f"{error} --run takes {ACCEPTED}.") from None

@@ -78,6 +78,9 @@ class Progress:
         self._end_bar()
         n_failed = summary["environment_failures"]
         failed = f", {counted(n_failed, 'environment failure')}" if n_failed else ""
+        if summary["reward"] is None:
+            self._say(f"{PHASES[phase]}: nothing measured on {counted(summary['tasks'], 'task')}{failed}", "bold")
+            return
         tokens = "" if summary["tokens"] is None else f", {summary['tokens']:.0f} tokens"
         self._say(
             f"{PHASES[phase]}: success {summary['success']:.3f} on {counted(summary['tasks'], 'task')}, "

@@ -5,6 +5,8 @@ Invariant: no key is in what this gives or raises of its own; an address is name
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from typing import Any, NoReturn, cast
 from urllib.parse import urlsplit, urlunsplit
 
@@ -22,6 +24,9 @@ N_RETRIES = 5
 PROBE = "Answer with the word yes."
 PROBE_TOKENS = 64
 LIST_SECONDS = 20.0
+NAME_ONE = " Name one: --chat-model NAME."
+VERSION = re.compile(r"/v\d+\w*/?$")
+"""Ends an address that has its version."""
 
 
 def model_at(address: str, *, name: str | None, temperature: float, seconds: float | None) -> InPlace:
@@ -52,7 +57,7 @@ def model_at(address: str, *, name: str | None, temperature: float, seconds: flo
         cache=False,
     )
     found = InPlace(name=f"{chosen} at {shown}", model=model)
-    _try(found, f"--run {shown}")
+    _try(found, f"--run {shown}", hint=lambda: _below(address, key))
     return found
 
 
@@ -81,20 +86,24 @@ def model_named(text: str, *, temperature: float) -> InPlace:
     return found
 
 
-def _try(chosen: InPlace, option: str) -> None:
-    """One short call, before anything starts."""
+def _try(chosen: InPlace, option: str, *, hint: Callable[[], str] = str) -> None:
+    """One short call, before anything starts.
+
+    Args:
+        hint: what more to say where it is refused; begins with a space.
+    """
     model: BaseChatModel = chosen.model
     try:
         model.invoke(PROBE, **cast(Any, {max_tokens_name(model): PROBE_TOKENS}))
     except Exception as error:  # whatever the provider's client raises
-        _refused(option, error)
+        _refused(option, error, hint())
 
 
-def _refused(option: str, error: Exception) -> NoReturn:
+def _refused(option: str, error: Exception, hint: str = "") -> NoReturn:
     said = " ".join(str(error).split()).rstrip(".").replace(environment(KEY) or "\0", "…")
     raise ConfigError(
-        f"{option} can't answer in the policy's place: {type(error).__name__}: {said[:300]}. See that it runs, that "
-        f"its key is in the environment ({KEY} for an address), and that it takes the temperature (--temperature)."
+        f"{option} can't answer in the policy's place: {type(error).__name__}: {said[:300]}. See that it runs, that its "
+        f"key is in the environment ({KEY} for an address), and that it takes the temperature (--temperature).{hint}"
     ) from None
 
 
@@ -116,15 +125,35 @@ def _listed(address: str, shown: str, key: str) -> list[str]:
 
     try:
         with OpenAI(base_url=address, api_key=key, timeout=LIST_SECONDS, max_retries=0) as client:
-            return [each.id for each in client.models.list()]
+            listed = [each.id for each in client.models.list()]
     except APIConnectionError as error:
-        why = f"nobody answers there ({error.__cause__ or error}). Start the server, or see that the address is right"
+        why = f"nobody answers there ({error.__cause__ or error}). Start the server, or see that the address is right."
     except APIStatusError as error:
-        why = f"it refuses to list its models ({error.status_code}). "
-        why += f"See that {KEY} holds its key" if error.status_code in (401, 403) else "Name one: --chat-model NAME"
+        why = f"it refuses to list its models ({error.status_code})."
+        why += (
+            f" See that {KEY} holds its key." if error.status_code in (401, 403) else _below(address, key) or NAME_ONE
+        )
     except (ValueError, AttributeError, TypeError):
-        why = "it lists its models in no form that OpenAI's client knows. Name one: --chat-model NAME"
-    raise ConfigError(f"--run {shown}: {why}.")
+        why = "it lists its models in no form that OpenAI's client knows." + (_below(address, key) or NAME_ONE)
+    else:
+        return listed
+    raise ConfigError(f"--run {shown}: {why}")
+
+
+def _below(address: str, key: str) -> str:
+    """Asks whether the address was meant whose version is left out; empty where that lists no models, or has one."""
+    from openai import OpenAI, OpenAIError
+
+    parts = urlsplit(address)
+    if VERSION.search(parts.path):
+        return ""
+    meant = urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/v1"))
+    try:
+        with OpenAI(base_url=meant, api_key=key, timeout=LIST_SECONDS, max_retries=0) as client:
+            list(client.models.list())
+    except (OpenAIError, ValueError, AttributeError, TypeError):
+        return ""
+    return f" Did you mean {_shown(meant)}?"
 
 
 def _shown(address: str) -> str:
