@@ -264,7 +264,8 @@ def test_one_line_a_rule_and_the_verdict_for_people(desk: Desk) -> None:
     assert lines[3].startswith("✗ difference   success 0.000 to 0.000: +0.000 (95 % interval -0.")
     assert lines[3].endswith(" on 32 tasks)  [lower bound above 0]")
     assert "same does not serve: difference." in lines
-    assert lines[-1].startswith("  difference: train longer")
+    assert lines[-1].startswith("  difference: fit anew")
+    assert [line.split()[1] for line in lines if line.startswith("– ")] == ["regression", "cost", "latency"]
     assert "promote same" in done.err
 
 
@@ -469,6 +470,7 @@ def test_a_canary_comes_first_and_then_serves(desk: Desk) -> None:
         desk.candidate(name)
     done = desk.promote("first", "--canary", "0.25")
     assert (done.code, done.json["deed"], done.json["share"]) == (0, "canary", 0.25)
+    assert "canary.share" not in done.err
     refused = desk.promote("second")
     assert refused.code == 2
     assert "first is a canary: 25 % of the conversations try it." in refused.json["error"]["message"]
@@ -584,10 +586,26 @@ def test_a_graph_that_was_moved_is_named_and_one_that_changed_is_no_evidence(des
     with (moved / "tasks.jsonl").open("a") as file:
         file.write('{"id": "new", "input": {"messages": []}, "split": "train"}\n')
     done = desk.promote("good", moved / "graph.py", "--check-only", "--set", "promotion.min_difference=0.5")
-    assert (failed(done), done.code) == (["evidence"], 10)
-    assert done.json["rules"][0]["figure"] == (
-        "not as it was when the run was made: graph.py or what it imports, the tasks"
+    figure = (
+        "not as it was when the run was made: graph.py or what it imports, the tasks (written since: graph.py, "
+        "tasks.jsonl)"
     )
+    assert (done.json["rules"][0]["figure"], done.code) == (figure, 10)
+    assert {rule["figure"] for rule in done.json["rules"][1:]} == {"not checked: the evidence does not hold"}
+    assert list(done.json["next_steps"]) == ["evidence"]
+    assert "Nothing else is checked." in done.err.replace("\n", " ")
+
+
+def test_a_project_that_was_copied_is_promoted_with_the_graph_of_its_ledger(desk: Desk) -> None:
+    """The run's config.toml names the one that it was copied from, which still stands."""
+    desk.candidate()
+    desk.candidate("next")
+    copy = desk.folder / "toy"
+    shutil.copytree(desk.fitted.path.parents[1], copy, ignore=shutil.ignore_patterns("runs"))
+    assert desk.promote("good", copy / "graph.py").code == 0
+    done = desk.promote("next")
+    assert (done.code, f"agenttrain promote next {copy}/graph.py:graph." in done.json["error"]["message"]) == (2, True)
+    assert desk.promote("next", f"{copy}/graph.py:graph", "--check-only").code == 11
 
 
 def test_a_run_that_has_not_ended_shows_nothing(desk: Desk) -> None:
@@ -607,7 +625,11 @@ def test_what_is_no_candidate_is_refused(desk: Desk) -> None:
         (["good", "--set", "trainer.steps=3"], "has no say in a promotion"),
         (["good", "--set", "promotion.slice_loss=2"], "promotion.slice_loss in --set is 2"),
         (["good", "--canary=much"], "--canary is 'much'"),
-        (["good", "--canary", "0.9"], "canary.share in --set is 0.9"),
+        (
+            ["good", "--canary", "0.9"],
+            "--canary is 0.9, and the share of the conversations is above 0 and at most 0.5.",
+        ),
+        (["good", "--canary", "30"], "at most 0.5. For 30 % write --canary 0.3."),
         (["good", "--status", "--rollback"], "--rollback and --status are two things to do"),
         ([], "promote takes a run"),
         (["--rollback"], "nothing to go back from"),

@@ -88,8 +88,17 @@ def promote_command(
             "agenttrain promote --status."
         )
     else:
-        flags = flag_tables(set_, canary__share=_share(canary))
-        _promote(run, graph, flags, why, is_canary=canary is not None, check_only=check_only, as_json=json)
+        share = _share(canary)
+        _promote(
+            run,
+            graph,
+            flag_tables(set_),
+            why,
+            is_canary=canary is not None,
+            share=share,
+            check_only=check_only,
+            as_json=json,
+        )
 
 
 def _refuse_together(options: Sequence[str]) -> None:
@@ -98,16 +107,28 @@ def _refuse_together(options: Sequence[str]) -> None:
 
 
 def _share(canary: str | None) -> float | None:
-    """What `--canary` says of it.
+    """What `--canary` says of it. None: what [canary] declares.
 
     Raises:
-        ConfigError: it is no number.
+        ConfigError: it is no number, or out of the range of canary.share.
     """
+    from pydantic import ValidationError
+
+    from agenttrain.config import CanaryTable
+
     if canary in (None, DECLARED):
         return None
     if not _is_number(str(canary)):
         raise ConfigError(f"{CANARY} is {canary!r}, and a share of the conversations is a number: {CANARY} 0.1.")
-    return float(str(canary))
+    share = float(str(canary))
+    try:
+        CanaryTable(share=share)
+    except ValidationError:
+        meant = f" For {share:g} % write {CANARY} {share / 100:g}." if 1 <= share <= 50 else ""
+        raise ConfigError(
+            f"{CANARY} is {share:g}, and the share of the conversations is above 0 and at most 0.5.{meant}"
+        ) from None
+    return share
 
 
 def _promote(
@@ -117,6 +138,7 @@ def _promote(
     why: str | None,
     *,
     is_canary: bool,
+    share: float | None,
     check_only: bool,
     as_json: bool,
 ) -> None:
@@ -126,17 +148,17 @@ def _promote(
     from agenttrain.promotion.ledger import Ledger, ledger_folder
     from agenttrain.run_folder import find_run
 
-    candidate = candidate_of(find_run(run, RUNS), graph=graph, cwd=Path.cwd(), flags=flags)
+    candidate = candidate_of(find_run(run, RUNS), graph=graph, cwd=Path.cwd(), flags=flags, share=share)
     ledger = Ledger(ledger_folder(Path(), candidate.job.name))
     if _serves_already(candidate, ledger, check_only=check_only):
         said = f"{candidate.run.id} serves already. Nothing was changed."
         _tell({"run_id": candidate.run.id, "deed": "none", "exit_code": 0, "rules": []}, said, as_json=as_json)
         return
-    share = candidate.job.config.canary.share if is_canary else None
+    tried_by = candidate.job.config.canary.share if is_canary else None
     exporter, progress = wanted_exporter(), GateProgress(candidate.job)
     progress.starts_gate(candidate)
     with exporting(exporter, candidate.run.id), _gate_work():
-        decision = _decided(candidate, ledger, progress, share=share, why=why, check_only=check_only)
+        decision = _decided(candidate, ledger, progress, share=tried_by, why=why, check_only=check_only)
     progress.close()
     _tell(decision, decision_text(decision), as_json=as_json)
     raise typer.Exit(decision["exit_code"])
@@ -155,7 +177,7 @@ def _serves_already(candidate: Candidate, ledger: Ledger, *, check_only: bool) -
     from agenttrain.promotion.ledger import serving_now
 
     entries = ledger.entries()
-    refuse_foreign(ledger, entries, candidate.graph)
+    refuse_foreign(ledger, entries, candidate)
     if not check_only:
         refuse_other_canary(entries, candidate.run.id)
     now = serving_now(entries)

@@ -15,7 +15,7 @@ from typing import Any
 
 from agenttrain.config import find_file, read_file, resolve
 from agenttrain.errors import ConfigError
-from agenttrain.graph.load import place_of
+from agenttrain.graph.load import place_of, source_files
 from agenttrain.prepare import Job, prepare, provenance
 from agenttrain.run_folder import RunFolder, moved_tables
 
@@ -38,6 +38,8 @@ class Candidate:
     """Of the same as it is here now; without the configuration, which is the run's own."""
     versions: Mapping[str, str]
     """Of what the run was made with."""
+    written_since: tuple[str, ...] = ()
+    """Files of the graph, and its tasks, that were written after the run was made."""
     settings: tuple[str, ...] = ()
     """Where today's rules are not those of the run's config.toml, in words."""
 
@@ -47,12 +49,15 @@ class Candidate:
         return f"{self.job.loaded.file}:{self.job.loaded.attribute}"
 
 
-def candidate_of(run: RunFolder, *, graph: str | None, cwd: Path, flags: Mapping[str, Any]) -> Candidate:
+def candidate_of(
+    run: RunFolder, *, graph: str | None, cwd: Path, flags: Mapping[str, Any], share: float | None = None
+) -> Candidate:
     """Load and check what a run is to be judged by.
 
     Args:
         graph: where its graph is now. None: where it was.
         flags: tables of the command line, of `DECLARED_TODAY`.
+        share: of the conversations that try it as a canary, asked for this once: nothing to tell of. None: as declared.
 
     Raises:
         ConfigError: the run is no fit, its graph isn't where it was, or a rule can't be as it is declared.
@@ -70,6 +75,8 @@ def candidate_of(run: RunFolder, *, graph: str | None, cwd: Path, flags: Mapping
     target = graph or f"{file}:{made_by['attribute']}"
     place = place_of(target, cwd).file
     today, settings = _declared_today(place, tables, flags)
+    if share is not None:
+        today["canary"] = {**today.get("canary", {}), "share": share}
     job = prepare(target, cwd=cwd, flags=today, saved=moved_tables(tables, file.parent, place.parent))
     then = {**made_by.get("hashes", {}), "configuration": _hash(tables)}
     return Candidate(
@@ -79,8 +86,17 @@ def candidate_of(run: RunFolder, *, graph: str | None, cwd: Path, flags: Mapping
         hashes_then=then,
         hashes_now=provenance(job)["hashes"],
         versions={**made_by.get("versions", {}), "python": str(made_by.get("python", ""))},
+        written_since=tuple(_written_since(run, job)),
         settings=tuple(settings),
     )
+
+
+def _written_since(run: RunFolder, job: Job) -> Iterator[str]:
+    """By the files' times, so not each of them needs to have changed."""
+    begun, folder = (run.path / "config.toml").stat().st_mtime, job.loaded.file.parent
+    for file in dict.fromkeys([*source_files(job.loaded), *([Path(job.config.tasks)] if job.config.tasks else [])]):
+        if file.is_file() and file.stat().st_mtime > begun:
+            yield str(file.relative_to(folder) if file.is_relative_to(folder) else file)
 
 
 def _declared_today(

@@ -102,8 +102,9 @@ def _try(chosen: InPlace, option: str, *, hint: Callable[[], str] = str) -> None
 def _refused(option: str, error: Exception, hint: str = "") -> NoReturn:
     said = " ".join(str(error).split()).rstrip(".").replace(environment(KEY) or "\0", "…")
     raise ConfigError(
-        f"{option} can't answer in the policy's place: {type(error).__name__}: {said[:300]}. See that it runs, that its "
-        f"key is in the environment ({KEY} for an address), and that it takes the temperature (--temperature).{hint}"
+        f"{option} can't answer in the policy's place: {type(error).__name__}: {said[:300]}. See that it runs, that "
+        f"its key is in the environment ({KEY} for an address), and that it takes the temperature (--temperature)."
+        f"{hint}"
     ) from None
 
 
