@@ -50,7 +50,10 @@ def test_a_run_is_listed(fitted: Any, command: Any) -> None:
     assert command("inspect", run, "--json", "--status", "aborted").json["rollouts"] == []
     said = command("inspect", fitted.run.path, "--limit", "2").out
     assert said.startswith("baseline: ")
-    assert said.endswith("the last 2 of 10; --limit shows more, --status and --phase choose\n")
+    assert said.endswith("the last 2 of 10; --limit shows more, --status, --phase and --failed choose\n")
+    without = {rollout.id for rollout in fitted.store.rollouts() if not rollout.success}
+    assert {row["id"] for row in command("inspect", run, "--failed", "--json").json["rollouts"]} == without
+    assert 0 < len(without) < 10
 
 
 def test_a_rollout_is_shown(fitted: Any, command: Any) -> None:

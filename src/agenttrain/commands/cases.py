@@ -32,7 +32,13 @@ def _cases() -> None:
 @cases_app.command("add", short_help="Make the task of a rollout a case.")
 def add_command(
     run: Annotated[str, typer.Argument(help="Id or path of a run.", metavar="RUN")],
-    rollout: Annotated[str, typer.Argument(help="Id of a rollout, or the start of one.", metavar="ROLLOUT")],
+    rollout: Annotated[
+        str,
+        typer.Argument(
+            help="Id of a rollout, or the start of one; inspect RUN --failed lists those without success.",
+            metavar="ROLLOUT",
+        ),
+    ],
     why: Annotated[str, typer.Option("--why", help="Why it must not fail again, in your words.")] = "",
     json: Json = False,
 ) -> None:
@@ -56,6 +62,12 @@ def add_command(
 @cases_app.command("list", short_help="Show the cases.")
 def list_command(name: Name = None, json: Json = False) -> None:
     """Show the cases of a graph, each with where it came from."""
+    if name is None and not _known():
+        said = (
+            f"There are no cases under {Path('promotions').absolute()}. agenttrain cases add RUN ROLLOUT begins a set."
+        )
+        print_json({"file": None, "cases": []}) if json else typer.echo(said)
+        return
     regression_set = _chosen(name)
     cases = regression_set.cases()
     if json:
@@ -129,7 +141,7 @@ def _chosen(name: str | None) -> RegressionSet:
     """
     from agenttrain.promotion.ledger import PROMOTIONS
 
-    known = sorted(path.parent.name for path in PROMOTIONS.glob("*/cases.jsonl"))
+    known = _known()
     if name is None and len(known) == 1:
         return _set_of(known[0])
     if name in known:
@@ -140,6 +152,13 @@ def _chosen(name: str | None) -> RegressionSet:
         )
     wanted = "Several graphs have a regression set" if name is None else f"{name!r} has no regression set"
     raise ConfigError(f"{wanted}. Name one of these with --name: {', '.join(known)}.")
+
+
+def _known() -> list[str]:
+    """Names of the regression sets in the current directory."""
+    from agenttrain.promotion.ledger import PROMOTIONS
+
+    return sorted(path.parent.name for path in PROMOTIONS.glob("*/cases.jsonl"))
 
 
 def _origin(rollout: Rollout, folder: RunFolder, why: str) -> Any:

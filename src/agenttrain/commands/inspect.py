@@ -40,6 +40,7 @@ def inspect_command(
         str | None, typer.Argument(help="Id of a rollout, or the start of one.", metavar="ROLLOUT")
     ] = None,
     status: Annotated[str | None, typer.Option("--status", help="Only rollouts with this status.")] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="Only rollouts without success.")] = False,
     phase: Annotated[str | None, typer.Option("--phase", help="baseline, train, held_out, eval or check.")] = None,
     limit: Annotated[int, typer.Option("--limit", help="Rollouts listed.", min=1)] = 20,
     logprobs: Annotated[
@@ -68,6 +69,8 @@ def inspect_command(
         return
     if rollout is None:
         rollouts = [r for r in view.rollouts() if status in (None, r.status) and phase in (None, r.phase)]
+        if failed:
+            rollouts = [r for r in rollouts if not r.success]
         _list(rollouts, view, limit, as_json=json)
         return
     found = find_rollout(view, rollout)
@@ -132,7 +135,10 @@ def find_rollout(view: StoreView, name: str) -> Rollout:
     if exact or len(matches) == 1:
         return (exact or matches)[0]
     if not matches:
-        raise RunError(f"No rollout is named {name!r} in this run. agenttrain inspect RUN lists them.")
+        raise RunError(
+            f"No rollout is named {name!r} in this run. agenttrain inspect RUN lists them, with --failed "
+            "those without success."
+        )
     some = ", ".join(rollout.id for rollout in matches[:5])
     raise RunError(f"{len(matches)} rollouts begin with {name!r}, for example {some}. Give more of the id.")
 
@@ -170,7 +176,7 @@ def _list(rollouts: Sequence[Rollout], view: StoreView, limit: int, *, as_json: 
     for line in _table(rollouts[-limit:]):
         console.print(line, markup=False)
     if len(rollouts) > limit:
-        console.print(f"the last {limit} of {len(rollouts)}; --limit shows more, --status and --phase choose")
+        console.print(f"the last {limit} of {len(rollouts)}; --limit shows more, --status, --phase and --failed choose")
 
 
 def _table(rollouts: Sequence[Rollout]) -> list[str]:
