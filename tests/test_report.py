@@ -150,7 +150,7 @@ Difference in success: +0.500, 95 % interval +0.125 to +0.875 (paired bootstrap 
 |---|---|---|
 | reward | -0.250 | -0.500 to +0.125 (1 task left out) |
 
-4 tasks that vary like these can show a difference in success of 0.750 or more (95 %, power 80 %).
+4 tasks that vary like these can show a difference in success of 0.750 or more (paired, as measured; 95 %, power 80 %).
 
 | slice | tasks | before | after | 95 % interval of the difference |
 |---|---|---|---|---|

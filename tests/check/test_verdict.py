@@ -36,7 +36,7 @@ def test_nothing_is_there() -> None:
 
 def test_tasks() -> None:
     assert lines(n_train=4, n_held_out=100, smallest_effect=0.198)[1] == (
-        "tasks: 4 to train on, 100 held out, which can show 20 points or more"
+        "tasks: 4 to train on, 100 held out, which can show 20 points or more (unpaired, before anything was measured)"
     )
     assert lines(n_train=4)[1] == "tasks: 4 to train on, 0 held out"
 

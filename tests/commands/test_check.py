@@ -86,7 +86,8 @@ def test_people_see_the_graph_the_calls_the_findings_and_the_verdict(desk: Any, 
     assert lines[3].split() == ["calls", "tokens", "node", "model", "role", "why"]
     assert "warning most_cut: graph.py:graph" in lines
     assert any(line.startswith("Ready to train, with ") for line in lines)
-    assert any(line == "  tasks: 4 to train on, 100 held out, which can show 20 points or more" for line in lines)
+    can_show = "which can show 20 points or more (unpaired, before anything was measured)"
+    assert f"  tasks: 4 to train on, 100 held out, {can_show}" in lines
     assert lines[-2].startswith(f"agenttrain inspect {desk.run.id}")
     assert lines[-1] == "agenttrain fit graph.py"
     text = (desk.run.path / "report.md").read_text()

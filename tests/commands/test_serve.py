@@ -8,13 +8,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import AuthenticationError, OpenAI
 
+from agenttrain.commands.serve import model_name
+from agenttrain.serving.attached import open_serving
 from agenttrain.testing import tiny_model
 
 
@@ -87,6 +89,13 @@ def test_ctrl_c_ends_with_its_own_code_and_a_key_is_asked_for(run_of_a_policy: s
     assert (process.returncode, rest) == (130, "")
     assert "s3cret" not in told_on_error
     assert "OPENAI_API_KEY=$DESK_KEY" in told_on_error
+
+
+def test_a_folder_has_one_name(run_of_a_policy: str) -> None:
+    """In /v1/models, /v1/serving and the answers: of what holds policy/."""
+    folder = f"runs/{run_of_a_policy}/policy"
+    with closing(open_serving(folder)) as serving:
+        assert (model_name(folder, serving), serving.describe()["serves"]) == ("desk-1", "desk-1")
 
 
 def test_no_such_run_is_told_before_anything_listens(command: Any, tmp_path: Path, monkeypatch: Any) -> None:

@@ -67,7 +67,8 @@ class Verdict:
 
     def lines(self) -> tuple[str, ...]:
         """For people, one line each."""
-        effect = f", which can show {100 * self.smallest_effect:.0f} points or more" if self.smallest_effect else ""
+        points = f", which can show {100 * (self.smallest_effect or 0):.0f} points or more"
+        effect = f"{points} (unpaired, before anything was measured)" if self.smallest_effect else ""
         has_tasks = bool(self.n_train or self.n_held_out)
         return tuple(
             line

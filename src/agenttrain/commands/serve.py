@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from agenttrain.commands.arguments import STOPPED, CommandEnded, Engine, Json, print_json, work
 from agenttrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from agenttrain.serving.attached import Serving
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 CLOSES_IN_S = 15.0
@@ -38,10 +41,9 @@ def serve_command(
     from agenttrain.exporters import exporting, wanted_exporter
     from agenttrain.serving.attached import open_serving
 
-    settings = Settings(
-        name=name or Path(run).name, key=_key(api_key_env), strict_model=strict_model, most_open=most_open
-    )
+    key = _key(api_key_env)
     exporter, serving = wanted_exporter(), open_serving(run, engine=engine)
+    settings = Settings(name=name or model_name(run, serving), key=key, strict_model=strict_model, most_open=most_open)
     with listening(host, port) as sock:
         url = url_of(sock)
         _say(f"loading {run}; {url.removesuffix('/v1')}/health tells when it is ready")
@@ -62,6 +64,12 @@ def serve_command(
         finally:
             _close(serving)
     return _exit_code(ended, ready=ready)
+
+
+def model_name(run: str, serving: Serving) -> str:
+    """As /v1/serving and the answers name who serves; a ledger, in which that changes, by its own name."""
+    told = serving.describe()
+    return str(told["serves"]) if told["promotion"] is None else Path(run).name
 
 
 def _exit_code(ended: signal.Signals, *, ready: bool) -> int:

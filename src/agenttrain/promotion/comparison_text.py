@@ -46,11 +46,12 @@ def difference_lines(compared: Mapping[str, Any]) -> list[str]:
 
 
 def smallest_effect_line(compared: Mapping[str, Any]) -> str:
-    """What the number of tasks is good for."""
+    """What the number of tasks is good for, by how much they differed."""
     n = compared["n_tasks"]
     return (
         f"{n} task{'s that vary' if n > 1 else ' that varies'} like these can show a difference in success of "
-        f"{compared['smallest_effect']:.3f} or more (95 %, power 80 %)."
+        f"{compared['smallest_effect']:.3f} or more (paired, as measured; 95 %, "
+        "power 80 %)."
     )
 
 
