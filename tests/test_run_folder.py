@@ -267,6 +267,30 @@ def test_an_unknown_run_lists_the_newest(tmp_path: Path) -> None:
     )
 
 
+def test_the_start_of_an_id_is_enough_where_only_one_begins_so(tmp_path: Path) -> None:
+    """A whole id is that run, whatever others begin so."""
+    for age, name in enumerate(["desk-1", "desk-12", "desk-2", "shop-1"]):
+        made_run(tmp_path, name, modified_s=1000 - age)
+    assert find_run("sh", tmp_path) == RunFolder(tmp_path / "shop-1")
+    assert find_run("desk-1", tmp_path) == RunFolder(tmp_path / "desk-1")
+    with pytest.raises(RunError, match=r"3 runs under .* begin with 'desk', the newest desk-1, desk-12, desk-2\. Give"):
+        find_run("desk", tmp_path)
+    with pytest.raises(RunError, match=r"No run is named ''"):
+        find_run("", tmp_path)
+
+
+def test_an_unknown_run_is_answered_with_what_was_meant(tmp_path: Path) -> None:
+    """A close id, and RUN:baseline where a run is wanted; replays of a promotion are named where nothing else is."""
+    made_run(tmp_path, "replay-desk-1", modified_s=9)
+    with pytest.raises(RunError, match=r"Newest runs there: replay-desk-1\."):
+        find_run("gone", tmp_path)
+    made_run(tmp_path, "order-desk-2026", modified_s=1)
+    with pytest.raises(RunError, match=r"Did you mean 'order-desk-2026'\? Newest runs there: order-desk-2026\."):
+        find_run("order-desk-2026x", tmp_path)
+    with pytest.raises(RunError, match=r"and a run is wanted here: order-desk-2026\."):
+        find_run("order-desk-2026:baseline", tmp_path)
+
+
 @pytest.mark.parametrize("root", ["runs", "."])
 def test_an_unknown_run_where_there_are_none(tmp_path: Path, root: str) -> None:
     """Neither a missing runs/ nor an empty one lists anything."""

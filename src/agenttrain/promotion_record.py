@@ -27,6 +27,8 @@ class RuleResult:
     """What was measured, in words, such as "+0.130 (95 % interval +0.130 to +0.202 on 500 tasks)"."""
     bound: str
     """What is accepted, in words, such as "above 0"."""
+    asked: bool = True
+    """False: it holds since nothing was declared, or is there, to hold the candidate against."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,10 @@ from agenttrain.records import Task
 
 SPARE_BYTES = 64 * 2**20
 """Room for the rollouts of a run, asked for before it starts."""
+REPLAY = "replay-"
+"""How the ids of runs begin in which a promotion asked the regression set."""
+MOST_TOLD = 5
+"""Runs that are named where none was found."""
 _CHECKPOINT = re.compile(r"step-([0-9]+)")
 
 
@@ -252,18 +257,40 @@ def check_room(folder: Path, n_bytes: int) -> None:
 
 
 def find_run(run: str, root: Path) -> RunFolder:
-    """The folder of an id under `root`, or of a path.
+    """The folder of an id under `root`, of the start of one where only one begins so, or of a path.
 
     Raises:
-        RunError: neither is a run; it names the newest runs there are.
+        RunError: none of them is a run; it names the newest runs there are.
     """
     for path in (root / run, Path(run)):
         if (path / "config.toml").is_file():
             return RunFolder(path.resolve())
-    known = sorted(root.glob("*/config.toml"), key=lambda path: path.stat().st_mtime_ns, reverse=True)[:5]
-    newest = ", ".join(path.parent.name for path in known)
-    seen = f"Newest runs there: {newest}." if newest else "There are no runs there."
-    raise RunError(f"No run is named {run!r} under {root} or at that path. {seen}")
+    runs = newest_runs(root)
+    begin_so = [each for each in runs if run and each.id.startswith(run)]
+    if len(begin_so) == 1:
+        return RunFolder(begin_so[0].path.resolve())
+    if begin_so:
+        some = ", ".join(each.id for each in begin_so[:MOST_TOLD])
+        raise RunError(f"{len(begin_so)} runs under {root} begin with {run!r}, the newest {some}. Give more of the id.")
+    raise RunError(f"No run is named {run!r} under {root} or at that path. {_seen(run, runs)}")
+
+
+def newest_runs(root: Path) -> list[RunFolder]:
+    """The runs under a folder, the one that was begun last first."""
+    files = sorted(root.glob("*/config.toml"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    return [RunFolder(file.parent) for file in files]
+
+
+def _seen(run: str, runs: Sequence[RunFolder]) -> str:
+    """What there is in place of a run that isn't; a replay of a promotion is named where there is nothing else."""
+    name, _, part = run.partition(":")
+    if part and name in [each.id for each in runs]:
+        return f"RUN:{part} is of an evaluation (agenttrain compare), and a run is wanted here: {name}."
+    close = get_close_matches(run, [each.id for each in runs], n=1, cutoff=0.85)
+    guess = f"Did you mean {close[0]!r}? " if close else ""
+    named = [each.id for each in runs if not each.id.startswith(REPLAY)] or [each.id for each in runs]
+    newest = f"Newest runs there: {', '.join(named[:MOST_TOLD])}." if named else "There are no runs there."
+    return guess + newest
 
 
 def moved_tables(tables: Mapping[str, Any], before: Path, now: Path) -> dict[str, Any]:

@@ -77,7 +77,10 @@ def test_what_can_not_be_added_is_told(evaluated: Any, command: Any) -> None:
 
 def test_the_set_of_several_graphs_is_named(project: Any, command: Any) -> None:
     """None, one and several regression sets; a removal without a reason."""
-    assert "There is no regression set under" in command("cases", "list").err
+    none = command("cases", "list")
+    assert (none.code, none.out.startswith("There are no cases under ")) == (0, True)
+    assert command("cases", "list", "--json").json == {"file": None, "cases": []}
+    assert "There is no regression set under" in command("cases", "remove", "1", "--why", "sold out").err
     for name in ("desk", "shop"):
         (project.folder / "promotions" / name).mkdir(parents=True)
         project.write(f"promotions/{name}/cases.jsonl", '{"id": "1", "input": {}}\n')

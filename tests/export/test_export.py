@@ -271,10 +271,11 @@ def test_a_folder_of_somebody_elses_is_neither_replaced_nor_checked(
     folder.mkdir()
     (folder / "thesis.txt").write_text("years")
     done = command("export", run.id, "--to", folder)
-    assert done.code == 1
+    assert done.code == 2
     assert f"{folder} holds something that agenttrain did not export" in done.err
     assert [path.name for path in folder.iterdir()] == ["thesis.txt"]
     assert "is no folder that agenttrain exported" in command("export", "--check", folder).err
+    assert f"PromotionError: {tmp_path / 'no'} isn't there." in command("export", "--check", tmp_path / "no").err
 
     (folder / "thesis.txt").unlink()
     assert command("export", run.id, "--to", folder).code == 0

@@ -620,7 +620,8 @@ def test_a_run_that_has_not_ended_shows_nothing(desk: Desk) -> None:
 def test_what_is_no_candidate_is_refused(desk: Desk) -> None:
     desk.candidate()
     evaluated = desk.command("eval", desk.fitted.path.parents[1] / "graph.py", "--set", "eval.tasks=1", "--json")
-    assert "is no fit" in desk.promote(evaluated.json["run_id"]).json["error"]["message"]
+    refused = desk.promote(evaluated.json["run_id"]).json["error"]["message"]
+    assert refused.endswith(" is no fit and has no policy. Name the run of a fit. Newest fits there: good.")
     for arguments, said in (
         (["good", "--set", "trainer.steps=3"], "has no say in a promotion"),
         (["good", "--set", "promotion.slice_loss=2"], "promotion.slice_loss in --set is 2"),

@@ -127,6 +127,8 @@ def test_evidence_of_an_ended_run_made_with_what_is_here_now() -> None:
 def test_evidence_names_what_changed(name: str, words: str) -> None:
     result = rules.evidence(report(), then=HASHES, now={**HASHES, name: "other"})
     assert (result.passed, result.figure) == (False, f"not as it was when the run was made: {words}")
+    told = rules.evidence(report(), then=HASHES, now={**HASHES, name: "other"}, written_since=["graph.py"])
+    assert told.figure == f"{result.figure} (written since: graph.py)"
 
 
 def test_evidence_says_everything_that_is_wrong() -> None:

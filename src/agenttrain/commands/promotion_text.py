@@ -8,7 +8,7 @@ from typing import Any
 from agenttrain.commands.progress import Progress
 from agenttrain.gate.candidate import Candidate
 
-PASSED, FAILED = "\N{CHECK MARK}", "\N{BALLOT X}"
+PASSED, FAILED, NOT_ASKED = "\N{CHECK MARK}", "\N{BALLOT X}", "\N{EN DASH}"
 DEEDS = {
     "promoted": "{run_id} serves now.",
     "canary": "{run_id} is a canary: {share:.3g} % of the conversations try it. agenttrain promote {run_id} lets it "
@@ -30,6 +30,9 @@ class GateProgress(Progress):
 
     def doing(self, what: str) -> None:
         self._say(f"{what} …")
+
+    def stops(self, why: str) -> None:
+        self._say(why, "yellow")
 
 
 def decision_text(decision: Mapping[str, Any]) -> str:
@@ -53,4 +56,5 @@ def _step_line(rule: str, step: str, decision: Mapping[str, Any]) -> str:
 
 def _rule_line(rule: Mapping[str, Any]) -> str:
     accepted = f"  [{rule['bound']}]" if rule["bound"] else ""
-    return f"{PASSED if rule['passed'] else FAILED} {rule['rule']:<12} {rule['figure']}{accepted}"
+    sign = FAILED if not rule["passed"] else PASSED if rule["asked"] else NOT_ASKED
+    return f"{sign} {rule['rule']:<12} {rule['figure']}{accepted}"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agenttrain.errors import ModelError, PromotionError, RunError
+from agenttrain.errors import ConfigError, ModelError, PromotionError, RunError
 from agenttrain.folder_hash import NOT_POLICY
 from agenttrain.promotion.fixed_set import Form, read_fixed_set
 
@@ -26,16 +26,16 @@ def refuse_target(target: Path) -> None:
     """Refuse to write over a folder that is not an earlier export.
 
     Raises:
-        RunError: it holds something else.
+        ConfigError: it holds something else.
     """
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
     try:
         read_fixed_set(target)
     except PromotionError:
-        raise RunError(
-            f"{target} holds something that agenttrain did not export, and would be replaced. Name another folder with "
-            "--to, or empty it."
+        raise ConfigError(
+            f"{target} holds something that agenttrain did not export, and would be replaced. Name a folder with --to "
+            "that isn't there yet, or is an earlier export."
         ) from None
 
 

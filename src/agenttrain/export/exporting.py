@@ -144,7 +144,8 @@ def export_policy(source: PolicySource, target: Path, *, wanted: Wanted) -> Expo
         target: replaced where it is an earlier export; untouched when something is not as it should be.
 
     Raises:
-        RunError: the target holds something else or can't be written, or the policy is not what fit exported.
+        ConfigError: the target holds something else.
+        RunError: it can't be written, or the policy is not what fit exported.
         ModelError: the policy, or an adapter's base, can't be loaded.
         EngineError: the engine can't serve it.
     """

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from agenttrain.config import find_file, read_file, resolve
 from agenttrain.errors import ConfigError
 from agenttrain.graph.load import place_of, source_files
 from agenttrain.prepare import Job, prepare, provenance
-from agenttrain.run_folder import RunFolder, moved_tables
+from agenttrain.run_folder import MOST_TOLD, RunFolder, moved_tables, newest_runs
 
 DECLARED_TODAY = ("promotion", "cost", "canary")
 """Tables that are taken from today's file and flags: how a run is judged, not how it was made."""
@@ -65,7 +66,9 @@ def candidate_of(
     """
     tables, made_by = run.read_config()
     if "life" not in made_by:
-        raise ConfigError(f"{run.id} is no fit and has no policy. Name the run of a fit.")
+        raise ConfigError(
+            f"{run.id} is no fit and has no policy. Name the run of a fit. {_newest_fits(run.path.parent)}"
+        )
     file = Path(str(made_by["graph"]))
     if graph is None and not file.is_file():
         raise ConfigError(
@@ -89,6 +92,12 @@ def candidate_of(
         written_since=tuple(_written_since(run, job)),
         settings=tuple(settings),
     )
+
+
+def _newest_fits(runs: Path) -> str:
+    fits = (each.id for each in newest_runs(runs) if "life" in each.read_config()[1])
+    newest = ", ".join(islice(fits, MOST_TOLD))
+    return f"Newest fits there: {newest}." if newest else "There is none: agenttrain fit GRAPH makes one."
 
 
 def _written_since(run: RunFolder, job: Job) -> Iterator[str]:

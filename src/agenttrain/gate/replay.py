@@ -14,7 +14,7 @@ from agenttrain.evaluation import Watcher, evaluate
 from agenttrain.prepare import Job
 from agenttrain.promotion.summary import last_attempts
 from agenttrain.records import Rollout, Task
-from agenttrain.run_folder import RunFolder, new_run
+from agenttrain.run_folder import REPLAY, RunFolder, new_run
 from agenttrain.tasks import check_against_schema
 
 CaseOutcome = Literal["passed", "failed", "unmeasured"]
@@ -47,7 +47,7 @@ def replayed(job: Job, cases: Sequence[Task], *, policy: Path | None, runs: Path
     if not cases:
         return Replay(run_id=None, outcomes={})
     of_cases = job_at(job, cases, policy)
-    run = new_run(runs, f"replay-{job.name}")
+    run = new_run(runs, f"{REPLAY}{job.name}")
     try:
         evaluate(of_cases, run, watcher=watcher)
     except TrainerError:

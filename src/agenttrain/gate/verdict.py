@@ -1,7 +1,8 @@
 """A candidate becomes a verdict: every rule held against it and against what serves now.
 
-Measures what the rules ask for, and writes nothing but the runs of its own evaluations. What can't be measured is an
-error, never a pass; once the evidence or the exported weights fail, it is told as not checked.
+Measures what the rules ask for, and writes nothing but the runs of its own evaluations. The evidence comes first, and
+without it nothing else is checked. What can't be measured is an error, never a pass; once the exported weights fail, it
+is told as not checked.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ class GateWatcher(Watcher, Protocol):
     def doing(self, what: str) -> None:
         """The next rollouts, or the next work, are of this."""
 
+    def stops(self, why: str) -> None:
+        """Nothing more is checked."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incumbent:
@@ -59,7 +63,7 @@ class Verdict:
     entries: tuple[LedgerEntry, ...]
     """Of the ledger, on which this was decided."""
     incumbent: Incumbent | None = None
-    """None: the run has not ended, and nothing was compared."""
+    """None: the evidence does not hold, and nothing was compared."""
     compared: Compared | None = None
     regression: Replay | None = None
     """Of the candidate. None: its policy can't be asked."""
@@ -96,14 +100,21 @@ class Gate:
             AgenttrainError: an evaluation failed.
         """
         candidate, entries = self.candidate, self.ledger.entries()
-        refuse_foreign(self.ledger, entries, candidate.graph)
+        refuse_foreign(self.ledger, entries, candidate)
         now = self._serving(entries)
-        evidence = rules.evidence(candidate.report, then=candidate.hashes_then, now=candidate.hashes_now)
-        if candidate.report is None:
+        evidence = rules.evidence(
+            candidate.report,
+            then=candidate.hashes_then,
+            now=candidate.hashes_now,
+            written_since=candidate.written_since,
+        )
+        if candidate.report is None or not evidence.passed:
+            why = "the run has not ended" if candidate.report is None else "the evidence does not hold"
+            self.watcher.stops(f"evidence: {evidence.figure}. Nothing else is checked.")
             missing = [rule for rule in rules.EXIT_CODES if rule not in ("evidence", "replay")]
-            results = [evidence, *(rules.unchecked(rule, "the run has not ended") for rule in missing)]
+            results = [evidence, *(rules.unchecked(rule, why) for rule in missing)]
             return Verdict(promotion=self._promotion(results, now), entries=entries)
-        results = [*self._measured(candidate.report, evidence, now)]
+        results = [evidence, *self._measured(candidate.report, now)]
         promotion = self._promotion(results, now)
         vetoes = rules.veto(candidate.job.plugins.vetoes(promotion))
         return Verdict(
@@ -128,17 +139,13 @@ class Gate:
         is_own = now.run_id == BASE and own_base is not None and policy_hash(own_base) == now.weights
         return None if is_own else now
 
-    def _measured(
-        self, report: Mapping[str, Any], evidence: RuleResult, now: LedgerEntry | None
-    ) -> Iterator[RuleResult]:
+    def _measured(self, report: Mapping[str, Any], now: LedgerEntry | None) -> Iterator[RuleResult]:
         """Every rule that measures something, in any order."""
         table, steps = self.candidate.job.config.promotion, self.candidate.run.metrics()
         export = self._export()
-        must = evidence.passed and export.passed
-        yield evidence
         yield export
-        yield from _tried(COMPARED, lambda: self._compared(now), must=must)
-        yield from _tried(("regression",), lambda: [self._regression(now)], must=must)
+        yield from _tried(COMPARED, lambda: self._compared(now), must=export.passed)
+        yield from _tried(("regression",), lambda: [self._regression(now)], must=export.passed)
         yield rules.alarms(report)
         yield rules.logprob_gap(report, steps, max_gap=table.max_logprob_gap)
 
@@ -298,14 +305,23 @@ def _refuse_unmeasured(before: Replay, after: Replay) -> None:
             )
 
 
-def refuse_foreign(ledger: Ledger, entries: Sequence[LedgerEntry], graph: str) -> None:
+def refuse_foreign(ledger: Ledger, entries: Sequence[LedgerEntry], candidate: Candidate) -> None:
     """Refuse a ledger by which another graph is served.
 
     Raises:
-        PromotionError: naming both.
+        PromotionError: naming both, and how to go on.
     """
-    if entries and entries[0].graph != graph:
+    if not entries or entries[0].graph == candidate.graph:
+        return
+    there = Path(entries[0].graph)
+    seen = f"{ledger.folder} is the ledger of {there}, and this run is of {candidate.graph}."
+    if there.parts[-2:] == Path(candidate.graph).parts[-2:]:
         raise PromotionError(
-            f"{ledger.folder} is the ledger of {entries[0].graph}, and this run is of {graph}. Promote it in another "
-            "directory (promotions/ is made in the current one), or rename the folder that holds graph.py."
+            f"{seen} If that is a copy of the same graph, promote it with the one of the ledger: agenttrain promote "
+            f"{candidate.run.id} {there}. If it is another graph, promote it in another directory (promotions/ is made "
+            "in the current one), or rename the folder that holds graph.py."
         )
+    raise PromotionError(
+        f"{seen} Promote it in another directory (promotions/ is made in the current one), or rename the folder that "
+        "holds graph.py."
+    )

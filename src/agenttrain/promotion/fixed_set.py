@@ -231,6 +231,10 @@ def read_fixed_set(folder: Path) -> FixedSet:
         PromotionError: there is none, or it is damaged, or of a newer format.
     """
     path = folder / NAME
+    if not folder.is_dir():
+        raise PromotionError(
+            f"{folder} isn't there. Name a folder that agenttrain export wrote (exports/RUN without --to)."
+        )
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
         is_ours = table.pop("agenttrain") == "fixed set"

@@ -38,10 +38,10 @@ EXIT_CODES: Mapping[str, int] = {
 """Every rule, in the order in which they are told."""
 
 NEXT_STEPS: Mapping[str, str] = {
-    "evidence": "end a stopped run with agenttrain fit --resume RUN; where something changed, start a new run with "
-    "what is here now: agenttrain fit GRAPH",
-    "difference": "train longer or on more tasks; where the interval is wide, evaluate more held-out tasks or raise "
-    "eval.repeats",
+    "evidence": "end a stopped run with agenttrain fit --resume RUN; where something changed, undo the edit, or start "
+    "a new run with what is here now: agenttrain fit GRAPH",
+    "difference": "fit anew on more training tasks or for more steps; where the interval is wide, with more held-out "
+    "tasks, and where eval.temperature is above 0 also with more eval.repeats (greedy repeats are all the same)",
     "slices": "look at that slice (agenttrain inspect RUN --phase held_out), and add training tasks of its kind",
     "regression": "train on tasks like the case; agenttrain cases remove takes out one that is wrong; what the "
     "candidate did on it",
@@ -75,19 +75,25 @@ def exit_code(results: Sequence[RuleResult]) -> int:
 
 
 def evidence(
-    report: Mapping[str, Any] | None, *, then: Mapping[str, str | None], now: Mapping[str, str | None]
+    report: Mapping[str, Any] | None,
+    *,
+    then: Mapping[str, str | None],
+    now: Mapping[str, str | None],
+    written_since: Sequence[str] = (),
 ) -> RuleResult:
     """The run ended and trained something, exactly what was sampled, and what it was made with is what is here now.
 
     Args:
         report: report.json. None: the run has not ended.
         then, now: name to hash, as `prepare.provenance` has them: when the run was made, and today.
+        written_since: names of the graph's files that were written after the run was made.
     """
     faults = ["the run has not ended"] if report is None else _faults(report)
     made_with = {name: value for name, value in then.items() if name != "configuration"}  # which is the run's own
     changed = [IN_WORDS.get(name, name) for name in {**now, **made_with} if made_with.get(name) != now.get(name)]
     if changed:
-        faults.append(f"not as it was when the run was made: {', '.join(changed)}")
+        since = f" (written since: {', '.join(written_since[:MOST_NAMED])})" if written_since else ""
+        faults.append(f"not as it was when the run was made: {', '.join(changed)}{since}")
     trained = report["tokens"]["trained"] if report is not None else 0
     sound = f"{trained:,} tokens trained, none drifted; graph, tasks, verifiers, template and base as they were"
     return _result("evidence", not faults, "; ".join(faults) or sound, "an ended run, made with what is here now")
@@ -137,7 +143,7 @@ def slices(compared: Compared, *, slice_loss: float) -> RuleResult:
     """No slice is shown to lose success, however many slices are looked at."""
     bound = f"no slice wholly below {-slice_loss:+g}" if slice_loss else "no slice wholly below 0"
     if not compared.slices:
-        return _result("slices", True, "no slices: the tasks have no metadata to slice by", bound)
+        return _not_asked("slices", "no slices: the tasks have no metadata to slice by", bound)
     lost = [each for each in compared.slices if not each.simultaneous.high >= -slice_loss]
     told = lost or [min(compared.slices, key=lambda each: each.simultaneous.high)]
     worst = min(told, key=lambda each: each.simultaneous.high)
@@ -161,7 +167,7 @@ def regression(before: Mapping[str, bool], after: Mapping[str, bool]) -> RuleRes
     """
     bound = "no case newly failing"
     if not before:
-        return _result("regression", True, "the regression set is empty (agenttrain cases add fills it)", bound)
+        return _not_asked("regression", "the regression set is empty (agenttrain cases add fills it)", bound)
     newly = [case for case, passes in before.items() if passes and not after.get(case, False)]
     figure = f"passes {sum(map(bool, after.values()))} of {_cases(len(before))}, what serves now {sum(before.values())}"
     return _result("regression", not newly, figure + _named("newly failing", newly), bound)
@@ -180,7 +186,7 @@ def safety(base: Evaluation, other: Evaluation, *, declared: Sequence[str] = ())
     ours, theirs = _gates(base), _gates(other)
     names = sorted({*declared, *(name for gates in (*ours.values(), *theirs.values()) for name in gates)})
     if not names:
-        return _result("safety", True, "no part of kind safety is declared", bound)
+        return _not_asked("safety", "no part of kind safety is declared", bound)
     before, after = (_violations(gates, theirs.keys()) for gates in (ours, theirs))
     worse = [name for name in ("", *names) if after[name] > before[name]]
     figure = f"{_counted(after[''], 'violation')} on {_counted(len(theirs), 'place')}, {before['']} by what serves now"
@@ -237,7 +243,7 @@ def _bounded(
         if most is not None
     ]
     if not asked:
-        return _result(rule, True, "not asked", "none declared")
+        return _not_asked(rule, "not asked", "none declared")
     figures = [_upper(measured, text) for measured, _, text in asked]
     bounds = [text.format(most) for _, most, text in asked]
     passed = all(measured is not None and measured <= most for measured, most, _ in asked)
@@ -301,7 +307,7 @@ def replay(in_gate: Mapping[str, bool], served: Mapping[str, bool]) -> RuleResul
     """
     bound = "every case that passed in the gate"
     if not in_gate:
-        return _result("replay", True, "the regression set is empty", bound)
+        return _not_asked("replay", "the regression set is empty", bound)
     lost = [case for case, passes in in_gate.items() if passes and not served.get(case, False)]
     figure = f"passes {sum(map(bool, served.values()))} of {_cases(len(in_gate))}"
     return _result("replay", not lost, figure + _named("failing now", lost), bound)
@@ -314,6 +320,11 @@ def unchecked(rule: str, why: str) -> RuleResult:
 
 def _result(rule: str, passed: bool, figure: str, bound: str) -> RuleResult:
     return RuleResult(rule=rule, passed=bool(passed), figure=figure, bound=bound)
+
+
+def _not_asked(rule: str, figure: str, bound: str) -> RuleResult:
+    """A rule that holds since there is nothing to ask."""
+    return RuleResult(rule=rule, passed=True, figure=figure, bound=bound, asked=False)
 
 
 def _named(what: str, names: Sequence[str]) -> str:
