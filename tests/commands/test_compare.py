@@ -122,13 +122,13 @@ def test_the_tables(command: Any) -> None:
         "1.000",
         "1.000",
         "10.0",
-        "10.0",
         "2.000",
         "0.000",
         "0.000",
-        "none",
         "1.500",
     ]
+    assert "cost" not in done.out
+    assert "safety" not in done.out
     assert rows["eval-hot"][1:4] == ["own", "models", "0.500"]
     assert "eval-hot less desk-1\n" in done.out
     assert rows["success"][:4] == ["success", "1.000", "0.500", "-0.500"]
@@ -136,6 +136,40 @@ def test_the_tables(command: Any) -> None:
     assert rows["kind = easy"][:7] == ["kind", "=", "easy", "6", "1.000", "0.000", "-1.000"]
     assert "\n12 tasks that vary like these can show a difference in success of 0.464 or more" in done.out
     assert done.out.endswith("note: temperature: 0 in desk-1, 0.5 in eval-hot\n")
+
+
+def test_the_runs_fit_120_columns_with_names_as_long_as_they_get(command: Any) -> None:
+    """With prices, so that cost is a column of its own."""
+    names = [f"eval-order-desk-20261130-21181{n}-7221" for n in range(2)]
+    for name in names:
+        written(name, {"eval": "01" * 6}, tables={"cost": {"own_prompt_token": 1.0, "tool_call": 1.0, "second": 2.0}})
+    lines = command("compare", *names).out.splitlines()
+    table = [line for line in lines[1 : lines.index(f"{names[1]} less {names[0]}")] if line.strip()]
+    assert [line.split()[0] for line in table[-2:]] == names
+    assert any("cost" in line for line in table)
+    assert max(map(len, table)) <= 120
+
+
+def test_several_runs_end_with_a_line_each(command: Any) -> None:
+    """Whether success is shown to be better or worse than the first's."""
+    fitted()
+    written("eval-same", {"eval": "0" * N_TASKS})
+    done = command("compare", "desk-1:baseline", "desk-1", "eval-same")
+    assert done.out.splitlines()[-2:] == [
+        "desk-1: shown to be better than desk-1:baseline in success, +1.000 (+0.471 to +1.000)",
+        "eval-same: not shown to be better or worse than desk-1:baseline in success, +0.000 (-0.265 to +0.265)",
+    ]
+    worse = command("compare", "desk-1", "desk-1:baseline", "eval-same").out
+    assert worse.endswith("\neval-same: shown to be worse than desk-1 in success, -1.000 (-1.000 to -0.471)\n")
+
+
+def test_a_run_is_not_held_against_itself(command: Any) -> None:
+    fitted()
+    done = command("compare", "desk-1", "runs/desk-1")
+    assert (done.code, done.err) == (
+        2,
+        "ConfigError: desk-1 is named 2 times, and says nothing about itself. Name each run once.\n",
+    )
 
 
 def test_slices_of_one_key(command: Any) -> None:

@@ -210,7 +210,7 @@ def test_the_lines_of_a_report_leave_success_to_the_line_above() -> None:
     """Only what both measured; pass@k before the others."""
     lines = difference_lines(as_dict(compared(evaluation("a", "01", "00"), evaluation("b", "11", "01"))))
     assert [line.split(" | ")[0] for line in lines[2:-3]] == [
-        *("| pass@2", "| reward", "| cost", "| tokens", "| turns", "| tool calls", "| invalid tool calls", "| seconds"),
+        *("| pass@2", "| reward", "| tokens", "| turns", "| tool calls", "| invalid tool calls", "| seconds"),
     ]
     assert lines[-2].startswith("2 tasks that vary like these can show a difference in success of ")
 

@@ -38,6 +38,7 @@ def compare_command(
 
     base, *others = [find_evaluation(name, RUNS) for name in _sides(runs)]
     check_choice("--slice", slice_, _keys(base))
+    _refuse_twice([each.name for each in (base, *others)])
     for other in others:  # all of them, before the first one is resampled
         refuse_incomparable(base, other)
     rows = [_row(evaluation) for evaluation in (base, *others)]
@@ -63,6 +64,19 @@ def _sides(runs: Sequence[str]) -> Sequence[str]:
     if run.endswith(BASELINE) or "life" not in find_run(run, RUNS).read_config()[1]:
         raise ConfigError(f"{run} is one evaluation. Name the one it is held against: agenttrain compare OTHER {run}")
     return f"{run}{BASELINE}", run
+
+
+def _refuse_twice(names: Sequence[str]) -> None:
+    """Refuse an evaluation that would be held against itself.
+
+    Raises:
+        ConfigError: it is named twice.
+    """
+    from collections import Counter
+
+    name, n = Counter(names).most_common(1)[0]
+    if n > 1:
+        raise ConfigError(f"{name} is named {n} times, and says nothing about itself. Name each run once.")
 
 
 def _keys(evaluation: Evaluation) -> list[str]:
@@ -97,6 +111,8 @@ def _row(evaluation: Evaluation) -> dict[str, Any]:
 def _print(rows: Sequence[Mapping[str, Any]], found: Sequence[Mapping[str, Any]]) -> None:
     from rich.console import Console
 
+    from agenttrain.promotion.comparison_text import verdict_line
+
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console = Console(highlight=False, markup=False, width=PLAIN_WIDTH)
@@ -105,16 +121,24 @@ def _print(rows: Sequence[Mapping[str, Any]], found: Sequence[Mapping[str, Any]]
         _print_differences(console, each)
         _print_slices(console, each["slices"])
         _print_end(console, each)
+    if len(found) > 1:
+        console.print()
+        for line in map(verdict_line, found):
+            console.print(line, soft_wrap=True)
 
 
 def _print_runs(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
     from agenttrain.promotion.measures import MEASURES
 
     ks = [k for k in rows[0]["pass_at_k"] if k != "1" and all(k in row["pass_at_k"] for row in rows)]
-    table = _table("run", "answered by", *(each.replace("_", " ") for each in MEASURES), *(f"pass@{k}" for k in ks))
+    shown = [each for each in MEASURES if any(row[each] is not None for row in rows)]
+    if all(row["cost"] == row["tokens"] for row in rows):
+        shown = [each for each in shown if each != "cost"]
+    heads = (each.replace("_", "\n", 1).replace("_", " ") for each in shown)  # two lines, so that 120 columns do
+    table = _table("run", "answered by", *heads, *(f"pass@{k}" for k in ks))
     for row in rows:
         passes = (row["pass_at_k"][k] for k in ks)
-        table.add_row(row["run"], row["answered_by"], *map(_number, (*(row[each] for each in MEASURES), *passes)))
+        table.add_row(row["run"], row["answered_by"], *map(_number, (*(row[each] for each in shown), *passes)))
     said = {f"{_sampling(row)}, {row['repeats']} repeat{'s' if row['repeats'] > 1 else ''}" for row in rows}
     console.print(f"{rows[0]['tasks']} tasks, {' or '.join(sorted(said))}; means over tasks")
     console.print(table)
@@ -167,7 +191,7 @@ def _table(*columns: str) -> Any:
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for n, column in enumerate(columns):
         table.add_column(column, justify="left" if n == 0 else "right", overflow="fold")
     return table

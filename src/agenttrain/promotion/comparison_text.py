@@ -25,14 +25,31 @@ def as_dict(compared: Compared) -> dict[str, Any]:
 def difference_rows(compared: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Label and figures of everything that one side measured, success first and pass@k after it.
 
+    Cost is left out where it is the tokens, as without prices of one's own.
+
     Args:
         compared: as `as_dict` gives it.
     """
     for measure, each in compared["measures"].items():
+        if measure == "cost" and _is_same(each, compared["measures"]["tokens"]):
+            continue
         if each["base"] is not None or each["other"] is not None:
             yield measure.replace("_", " "), each
         if measure == "success":
             yield from ((f"pass@{k}", passes) for k, passes in compared["pass_at_k"].items() if k != "1")
+
+
+def _is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return (one["base"], one["other"]) == (other["base"], other["other"])
+
+
+def verdict_line(compared: Mapping[str, Any]) -> str:
+    """Whether success is shown to differ. Example: "B: shown to be better than A in success, +0.166 (+0.130 to …)"."""
+    found = compared["measures"]["success"]["difference"]
+    value, interval = figures(found)
+    said = "shown to be better than" if found["low"] > 0 else "shown to be worse than" if found["high"] < 0 else ""
+    against = said or "not shown to be better or worse than"
+    return f"{compared['other']}: {against} {compared['base']} in success, {value} ({interval})"
 
 
 def difference_lines(compared: Mapping[str, Any]) -> list[str]:
