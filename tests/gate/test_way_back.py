@@ -64,6 +64,21 @@ def test_the_base_serves_again_when_the_run_that_serves_is_gone(desk: Desk) -> N
     assert (line.policy, line.weights) == (str(desk.base), policy_hash(desk.base))
 
 
+def test_what_is_gone_too_is_passed_over_only_when_what_serves_is_gone(desk: Desk) -> None:
+    """One that is there serves again, else the base; while what serves is there, nothing is passed over."""
+    for run_id in ("desk-1", "desk-2", "desk-3"):
+        desk.promote(run_id)
+    shutil.rmtree(desk.folder / "runs" / "desk-2")
+    with pytest.raises(PromotionError, match=r"desk-2 .* isn't there any more\. .* or promote another run"):
+        rolled_back(desk.ledger, why="complaints")
+    shutil.rmtree(desk.folder / "runs" / "desk-3")
+    (line,) = rolled_back(desk.ledger, why="complaints")
+    assert (line.run_id, line.why) == ("desk-1", "complaints; desk-2 is gone")
+    shutil.rmtree(desk.folder / "runs")
+    (line,) = rolled_back(desk.ledger, why="complaints")
+    assert (line.run_id, line.why) == (BASE, "complaints")
+
+
 def test_an_older_ledger_knows_the_base_from_an_earlier_way_back(desk: Desk) -> None:
     desk.promote("desk-1", base="")
     rolled_back(desk.ledger, why="complaints")

@@ -14,8 +14,8 @@ from agenttrain.errors import AgenttrainError, PromotionError
 from agenttrain.export.policy_source import ledger_lines
 from agenttrain.folder_hash import policy_hash
 from agenttrain.prepare import model_folder, model_hash
-from agenttrain.promotion.accepted_policy import refuse_changed
-from agenttrain.promotion.ledger import Ledger, before_now, canary_now, serving_now
+from agenttrain.promotion.accepted_policy import refuse_changed, standing
+from agenttrain.promotion.ledger import Ledger, accepted_before, canary_now, serving_now
 from agenttrain.promotion_record import BASE, LedgerEntry
 from agenttrain.run_folder import RunFolder, moved_tables
 
@@ -61,7 +61,8 @@ def rolled_back(ledger: Ledger, *, why: str) -> list[LedgerEntry]:
         if canary is not None:
             return [canary_ended(ledger, entries, why=why)]
         raise PromotionError(f"The base serves by {ledger.folder}: there is nothing to go back from.")
-    before = before_now(entries)
+    before, passed_over = _before(now, entries)
+    why += "".join(f"; {each.run_id} is gone" for each in passed_over)
     if before is not None:
         refuse_changed(before, otherwise=", or promote another run")
         policy, weights = before.policy, before.weights
@@ -82,6 +83,22 @@ def rolled_back(ledger: Ledger, *, why: str) -> list[LedgerEntry]:
         decided_on=(*entries, *written),
     )
     return [*written, line]
+
+
+def _before(now: LedgerEntry, entries: Sequence[LedgerEntry]) -> tuple[LedgerEntry | None, list[LedgerEntry]]:
+    """(what serves again, or None for the base; what is passed over for it, since neither it nor what serves is there).
+
+    While what serves is as it was accepted nothing is passed over: then there is time to put back what is gone.
+    """
+    earlier = accepted_before(entries)
+    if not earlier or not _is_gone(earlier[0]) or standing(now).state == "as accepted":
+        return (earlier[0] if earlier else None), []
+    n_gone = next((n for n, each in enumerate(earlier) if not _is_gone(each)), len(earlier))
+    return (earlier[n_gone] if n_gone < len(earlier) else None), earlier[:n_gone]
+
+
+def _is_gone(entry: LedgerEntry) -> bool:
+    return not Path(entry.policy).is_dir()
 
 
 def _base(now: LedgerEntry, entries: Sequence[LedgerEntry]) -> tuple[str, str]:

@@ -65,8 +65,12 @@ def before_now(entries: Sequence[LedgerEntry]) -> LedgerEntry | None:
 
     Example: A promoted, B promoted -> A. C promoted after B was rolled back -> A.
     """
-    accepted = _accepted(entries)
-    return accepted[-2] if len(accepted) > 1 else None
+    return next(iter(accepted_before(entries)), None)
+
+
+def accepted_before(entries: Sequence[LedgerEntry]) -> list[LedgerEntry]:
+    """What was accepted before what serves now and not rolled back since, the last one first."""
+    return _accepted(entries)[-2::-1]
 
 
 def _accepted(entries: Sequence[LedgerEntry]) -> list[LedgerEntry]:
