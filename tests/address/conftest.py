@@ -13,12 +13,11 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
+from answered_address import answered
 from openai import OpenAI
 from tokenizers import Tokenizer
 
 from agenttrain.address.app import Address, Settings
-from agenttrain.address.server import listening, url_of
 from agenttrain.capture.render import open_renderer
 from agenttrain.capture.served import ServedCalls
 from agenttrain.errors import EngineError, PromotionError
@@ -151,22 +150,6 @@ class Desk:
         _, sampling = self.engine.asked[-1]
         ids = (*self.engine.encode("Hello there."), *sampling.stop_ids[:1])
         return _generation(ids, whole=True)
-
-
-@contextmanager
-def answered(address: Address) -> Iterator[str]:
-    """Answer an address on a thread; gives its URL."""
-    with listening("127.0.0.1", 0) as sock:
-        config = uvicorn.Config(address.app(), log_config=None, log_level="warning", access_log=False, lifespan="off")
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
-        thread.start()
-        try:
-            yield url_of(sock)
-        finally:
-            server.should_exit = True
-            thread.join()
-            address.close()
 
 
 Answered = Callable[[Address], AbstractContextManager[str]]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
+from answered_address import answered
 from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 
 from agenttrain.address.app import Address, Settings
-from agenttrain.address.server import listening, url_of
 from agenttrain.serving.attached import open_serving
 
 POLICY = Path(__file__).parent / "policy"
@@ -25,19 +24,8 @@ pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:.*in beta")]
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     """Where the policy is served."""
-    serving = open_serving(POLICY)
-    address = Address(serving, Settings(name="learned"))
-    with listening("127.0.0.1", 0) as sock:
-        server = uvicorn.Server(uvicorn.Config(address.app(), log_config=None, access_log=False, lifespan="off"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
-        thread.start()
-        try:
-            yield url_of(sock)
-        finally:
-            server.should_exit = True
-            thread.join()
-            address.close()
-            serving.close()
+    with closing(open_serving(POLICY)) as serving, answered(Address(serving, Settings(name="learned"))) as url:
+        yield url
 
 
 class TestChatOpenAIAtAnAddress(ChatModelIntegrationTests):
