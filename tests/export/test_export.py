@@ -394,11 +394,10 @@ def test_where_the_evaluation_was_sampled_the_engine_answers_its_prompts(
 
 @pytest.mark.slow
 def test_promoted_names_what_the_ledger_says(run: RunFolder, command: Any) -> None:
-    """And the card says since when; without a ledger it is an error that names what there is."""
+    """And the card says since when; without a ledger it is an error that says what begins one."""
     done = command("export", "promoted")
     assert done.code == 2
-    assert "There is not one ledger in " in done.err
-    assert "/promotions. There are none there." in done.err
+    assert "Nothing was promoted here: " in done.err
     ledger = Ledger(Path("promotions/desk"))
     ledger.append(
         "promoted",
@@ -412,7 +411,7 @@ def test_promoted_names_what_the_ledger_says(run: RunFolder, command: Any) -> No
     assert done.code == 0, done.err
     assert done.json["run_id"] == run.id
     assert "promoted in the place of `base`, all rules hold" in (Path(done.json["folder"]) / "README.md").read_text()
-    assert "Ledgers there: desk. Say which" in command("export", "promoted:desc").err
+    assert "/promotions: desk. Say which: promoted:NAME." in command("export", "promoted:desc").err
     assert (
         find_policy("promotions/desk", runs=Path("runs")).run == find_policy("promoted", runs=Path("runs")).run == run
     )

@@ -31,7 +31,7 @@ def _cases() -> None:
 
 @cases_app.command("add", short_help="Make the task of a rollout a case.")
 def add_command(
-    run: Annotated[str, typer.Argument(help="Id or path of a run.", metavar="RUN")],
+    run: Annotated[str, typer.Argument(help="Id of a run, or the start of one, or its path.", metavar="RUN")],
     rollout: Annotated[
         str,
         typer.Argument(

@@ -35,7 +35,7 @@ MARKS = {TRAINED: "⟦⟧", FROZEN: "⟨⟩", CONTEXT: ""}
 
 
 def inspect_command(
-    run: Annotated[str, typer.Argument(help="Id or path of a run.", metavar="RUN")],
+    run: Annotated[str, typer.Argument(help="Id of a run, or the start of one, or its path.", metavar="RUN")],
     rollout: Annotated[
         str | None, typer.Argument(help="Id of a rollout, or the start of one.", metavar="ROLLOUT")
     ] = None,
