@@ -1,7 +1,7 @@
 """Does the gate let the trained policy through, and keep out what it must, each for its own reason?
 
 On the order desk, by the command line, in one folder: three cheap alternatives and RL in one table, then `agenttrain
-promote` of five candidates that it has to refuse and one that it has to take, and the way back.
+promote` of five candidates that it has to refuse and two that it has to take, and the way back.
 
     python benchmarks/promotion.py [--folder DIR] [--seed 1]
 
@@ -218,9 +218,9 @@ def refusals(desk: Desk) -> None:
 
 
 def acceptance(desk: Desk) -> None:
-    """The trained policy may serve, its export reloads, and what served before can serve again."""
+    """The trained policy may serve, the better one in its place, their export reloads, and the first serves again."""
     desk.promote("rl", expected=0)
-    desk.promote("sft", expected=11)
+    desk.promote("sft", expected=0)
     desk.agenttrain("export", desk.run_by_name["rl"], "--to", "exported")
     print(json.dumps(desk.agenttrain("promote", "--status"), indent=1))
     desk.agenttrain("promote", "--rollback", "--why", "to see the way back")
