@@ -277,8 +277,8 @@ builder.set_entry_point("ask")
     result, _ = rolled_out(new_project(ASKS + body, decorated=decorated))
     assert (result.rollout.status, result.rollout.cause) == (
         "environment_failure",
-        "the graph waits for a human, and nothing answers for one: add on_interrupt= to @trainable (after 0 "
-        "turns)",
+        "the graph waits for a human, and nothing answers for one: add on_interrupt= to @trainable (after 0 turns)",
+    )
 
 
 def test_one_with_arguments_that_nothing_fills_is_refused_at_start(new_project: Any, command: Any) -> None:
