@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from agenttrain.export.exporting import Wanted, export_policy
-from agenttrain.plugins import Plugins
 from agenttrain.export.policy_source import find_policy
+from agenttrain.plugins import Plugins
 from agenttrain.promotion.fixed_set import read_fixed_set
 from agenttrain.testing import toy_project
 
