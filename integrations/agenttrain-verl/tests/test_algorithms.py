@@ -33,6 +33,11 @@ def test_a_plugins_advantage_goes_through_our_estimator() -> None:
     assert (made.adv_estimator, made.advantage) == ("agenttrain", "of-a-plugin")
 
 
+def test_a_trainer_that_learns_without_advantages_is_none_of_verls() -> None:
+    with pytest.raises(ConfigError, match="'sft', which learns without advantages"):
+        of(TrainerTable(name="sft"))
+
+
 def test_bounds_are_the_algorithms_or_the_users() -> None:
     assert (of(TrainerTable()).clip_low, of(TrainerTable()).clip_high) == (0.2, 0.28)
     assert of(TrainerTable(clip_high=0.4)).clip_high == 0.4

@@ -55,13 +55,18 @@ def of(settings: TrainerTable) -> VerlAlgorithm:
         ConfigError: a combination that can't be right, or that veRL's loss can't count once per rollout.
     """
     algorithm = chosen(settings)
-    critic = algorithm.critic is not None
+    critic, advantage = algorithm.critic is not None, algorithm.advantage
+    if advantage is None:
+        raise ConfigError(
+            f"trainer.name is {settings.name!r}, which learns without advantages, and veRL trains by them. Set "
+            'trainer.name = "verl".'
+        )
     _refuse(settings, mean=algorithm.loss, critic=critic)
-    of_verl = not critic and algorithm.advantage in SIBLINGS_OF_VERL
+    of_verl = not critic and advantage in SIBLINGS_OF_VERL
     return VerlAlgorithm(
-        advantage=algorithm.advantage,
+        advantage=advantage,
         adv_estimator="grpo" if of_verl else OWN_ESTIMATOR,
-        norm_by_std=SIBLINGS_OF_VERL.get(algorithm.advantage, False),
+        norm_by_std=SIBLINGS_OF_VERL.get(advantage, False),
         loss_agg_mode=AGGREGATED[algorithm.loss],
         policy_loss="gspo" if algorithm.ratio == "rollout" else "vanilla",
         scales_by_rollout=algorithm.loss == "rollout-mean",
