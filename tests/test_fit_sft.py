@@ -69,7 +69,7 @@ def test_a_killed_run_goes_on_by_the_base_and_ends_in_equal_weights(new_project:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_order_desk_gets_better_by_its_own_successes(tmp_path: Path) -> None:
     """A quarter of the run, and few held-out tasks: enough for an interval above 0."""
     command = [sys.executable, "-m", "agenttrain", "fit", str(EXAMPLE / "graph.py"), "--seed", "1", "--json"]
