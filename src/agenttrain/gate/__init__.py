@@ -1,4 +1,5 @@
-"""The run of the promotion gate: a `candidate` is held against the rules (`verdict`), accepted, or refused, and the way back.
+"""The run of the promotion gate: a `candidate` is held against the rules (`verdict`), then accepted, or refused.
 
-`replay` asks a policy the regression set. What the rules say, and what the ledger is, stands in `promotion/`.
+`way_back` lets what was accepted before serve again, `replay` asks a policy the regression set. What the rules say, and
+what the ledger is, stands in `promotion/`.
 """
