@@ -282,6 +282,7 @@ def with_too_small_a_vocabulary(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 100}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "told"),
     [

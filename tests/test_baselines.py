@@ -86,6 +86,7 @@ def figures(said: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(said[key] for key in ("success", "turns", "tool_calls", "invalid_tool_calls", "tokens"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("agent", [SYNC, ASYNC], ids=["sync", "async"])
 def test_as_is_counts_what_the_users_own_model_tells(agent: str, clerks: ChatServer, desk: Any, command: Any) -> None:
     """2 calls of 11 + 3 tokens a rollout, one of them a tool's; the report, the store and inspect say the same."""

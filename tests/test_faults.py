@@ -292,6 +292,7 @@ builder.set_entry_point("hang")
     assert stuck.reward is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "status", "told"),
     [
@@ -625,6 +626,7 @@ builder.set_entry_point("agent")
 """
 
 
+@pytest.mark.slow
 def test_a_clock_that_jumps(new_project: Any, command: Any) -> None:
     """Weeks back and forth at each call: no duration, limit or order follows the clock, and a resume keeps all."""
     project = new_project(JUMPS)
@@ -693,6 +695,7 @@ def test_a_graph_that_leaks_memory(new_project: Any, command: Any) -> None:
 # Read-only
 
 
+@pytest.mark.slow
 def test_a_run_on_a_disk_that_may_not_be_written(
     project: Any, command: Any, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -722,6 +725,7 @@ def test_a_run_on_a_disk_that_may_not_be_written(
 # A policy that says nothing sensible
 
 
+@pytest.mark.slow
 def test_a_policy_that_answers_only_garbage(order_desk: Any, command: Any, policy_folder: Path) -> None:
     """Random weights: nothing succeeds, the run ends, and its report says so in its verdict and by its alarms."""
     import torch

@@ -181,6 +181,7 @@ def check_trained_once(project: Any) -> None:
     assert not dropped & {rollout_id for rollout_id, _ in trained}
 
 
+@pytest.mark.slow
 def test_an_ended_run_that_is_resumed_gives_its_report_again(fitted: Any, command: Any) -> None:
     """Nothing is made once more, and it says what more steps take; with more steps it goes on from its end."""
     project, first = fitted
@@ -194,6 +195,7 @@ def test_an_ended_run_that_is_resumed_gives_its_report_again(fitted: Any, comman
     check_trained_once(project)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_its_own_graph_only(fitted: Any, command: Any) -> None:
     """Another file, and another object of the same file, are refused by name."""
     project, _ = fitted

@@ -17,6 +17,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_run_shows_what_it_was_trained_by(name: str, tmp_path: Path) -> None:
     """Each rollout is handed over once though it is trained twice; the advantages stored are those of the loss."""

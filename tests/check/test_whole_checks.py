@@ -45,6 +45,7 @@ def test_there_is_a_graph_for_each_code() -> None:
     assert sorted(PUBLISHED) == sorted(folder.name for folder in (HERE / "published").iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", BROKEN)
 def test_a_broken_graph_is_found_by_its_code_alone(command: Any, code: str) -> None:
     """One finding, with a cause and a fix; the exit code and `ready` follow its severity."""

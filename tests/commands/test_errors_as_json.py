@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "kind", "message"),
     [

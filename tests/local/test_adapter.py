@@ -264,6 +264,7 @@ def test_without_an_adapter_peft_is_not_imported(model_folder: Folder, tmp_path:
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
 
 
+@pytest.mark.slow
 def test_threads_share_one_adapter(model_folder: Folder) -> None:
     """Two threads of gradients sum to what one gives."""
     found = []

@@ -312,6 +312,7 @@ def test_splitting_rollouts_changes_neither_loss_nor_gradient(
     assert max(float((a - b).abs().max()) for a, b in zip(grads, parted_grads, strict=True)) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_what_is_masked_moves_nothing(name: str, model_folder: Folder, plain_model: Callable[[str], Any]) -> None:
     """The last id of a response is read by nothing: masked, another one there gives the same gradient."""
@@ -435,6 +436,7 @@ def test_an_interrupted_update_leaves_the_critic_as_it_was(model_folder: Folder)
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.slow
 def test_two_epochs_train_a_rollout_twice_and_count_it_once(model_folder: Folder) -> None:
     with opened(model_folder("qwen3"), steps=1, epochs=2, minibatches=3) as trainer:
         (step,) = trainer.steps()
@@ -444,6 +446,7 @@ def test_two_epochs_train_a_rollout_twice_and_count_it_once(model_folder: Folder
     assert len(ids) == len(set(ids)) == len(step.trained_rollout_ids)
 
 
+@pytest.mark.slow
 def test_distance_and_correction_are_told(model_folder: Folder) -> None:
     """At the run's start the policy is its own reference; engine and trainer agree, so that no weight is capped."""
     with opened(model_folder("qwen3"), kl_coefficient=0.01, importance_cap=1.5) as trainer:

@@ -77,6 +77,7 @@ def test_results_hold_together(result: RolloutResult) -> None:
     assert account.sampled == sum(len(turn.response_ids) for turn in result.turns)
 
 
+@pytest.mark.slow
 @FEW
 @given(strategies.samples())
 def test_samples_hold_a_trained_token(sample: Sample) -> None:

@@ -427,6 +427,7 @@ def test_apart_only_the_test_that_hangs_or_crashes_fails(judged):
     assert "The agent's code gave no answer: its process ended with exit code 9" in checks(answer)[IDS[2]]
 
 
+@pytest.mark.slow
 def test_apart_forged_answers_are_no_more_than_answers(judged):
     """Lines written to the pipe of the other side are read as plain data, or not at all."""
     code = """
