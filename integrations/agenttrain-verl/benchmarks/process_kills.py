@@ -53,6 +53,8 @@ HANGS_AFTER_S = 300.0
 """After a kill: a run that has not ended by then hangs, and is ended."""
 GONE_IN_S = 10.0
 """How long the processes of an ended run may take to be gone."""
+TITLE_READS = 60
+"""Of all processes, before it is said that none has a title."""
 PRESSED_AGAIN_S = 1.0
 """Between two Ctrl-C."""
 
@@ -230,10 +232,12 @@ def strike(case: Case, process: subprocess.Popen[bytes], family: Sequence[psutil
 
 
 def found_in(family: Sequence[psutil.Process], text: str) -> psutil.Process:
-    """The first process with that in its title."""
-    for process in family:
-        if text in title(process):
-            return process
+    """The first process with that in its title, which Ray writes anew with each call: meanwhile it may be none."""
+    for _ in range(TITLE_READS):
+        for process in family:
+            if text in title(process):
+                return process
+        time.sleep(0.05)
     sys.exit(f"No process is {text}, of: {', '.join(sorted(title(each)[:60].strip() for each in family))}")
 
 
