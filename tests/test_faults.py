@@ -23,6 +23,8 @@ from agenttrain.protocols import EngineContext
 from agenttrain.records import RolloutRequest, RolloutResult
 from agenttrain.rollout import Runner, open_runner
 
+pytestmark = pytest.mark.slow
+
 DESK = Path(__file__).parents[1] / "examples" / "order-desk"
 CHECKED = """
 import time

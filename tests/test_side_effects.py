@@ -18,6 +18,8 @@ from agenttrain.graph.effects import effects_of, open_effects
 from agenttrain.graph.load import load_graph, load_module
 from agenttrain.records import RolloutRequest, RolloutResult, Task
 
+pytestmark = pytest.mark.slow
+
 DESK = """
 import itertools, os, signal, sqlite3
 from pathlib import Path
