@@ -11,6 +11,8 @@ from chat_server import ChatServer, call, serve
 
 from agenttrain.evaluated import find_evaluation
 
+pytestmark = pytest.mark.slow
+
 HEAD = """\
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI

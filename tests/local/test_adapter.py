@@ -26,6 +26,8 @@ from agenttrain.protocols import EngineContext
 from agenttrain.records import Sampling
 from agenttrain.testing import OddOnes, tiny_model
 
+pytestmark = pytest.mark.slow
+
 Folder = Callable[[str], Path]
 CPU = torch.device("cpu")
 LORA: dict[str, Any] = {"adapter": "lora", "lora_rank": 8, "lora_alpha": 32}
